@@ -1,43 +1,111 @@
-"""Plots as SVG: bars normalised as in the paper's figures 5, 6 and 8 c, lines as in figure 8 a, b.
+"""Plots of a record as SVG, by matplotlib: ratios as in the paper's figures 5, 6 and 8 c, lines as in figure 8 a, b.
 
-Written directly: two kinds of plot need no library, and the files are the same on every machine.
+    json decode regex   ├──────────────■ 0.24        umbel = 1; a bar begins at 1 and ends at the median
+                        ├─────────────■─┤ 0.25       of the paired runs; a whisker spans all of them
+                       0.1   0.2     0.5      1
+
+A record gives the same bytes each time: no date is written, ids are salted by a constant, letters are drawn as paths of
+the font that matplotlib carries. The metadata of a plot holds the figures that it shows.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
-from ..configuration import FULL, ON_DEVICES, OURS, PAPER
-from ..measure import Measurement
-from .results import Results
+from umbel.lang.errors import MissingExtraError
 
-_COLOURS = (
-    "#1b4f8a",
-    "#e0802f",
-    "#3f9b5c",
-    "#b8433e",
-    "#7a62ab",
-    "#8a6249",
-    "#cf6fa8",
-    "#777777",
-    "#a8a32f",
-    "#31a6b8",
-    "#14301f",
-    "#f2b8a0",
-)
-_FONT = 'font-family="Helvetica, Arial, DejaVu Sans, sans-serif"'
-_LEFT, _TOP, _PLOT, _LABELS = 56, 44, 220, 96  # pixels: axis, title, height of the bars, slanted names
+from ..configuration import ALL, FULL, ON_DEVICES, OURS, PAPER
+from ..measure import Measurement
+from .machine import Machine
+from .results import Results, Spread
+
+try:
+    import matplotlib
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+except ModuleNotFoundError as missing:
+    raise MissingExtraError("matplotlib", "plots") from missing
+
+STYLE: Mapping[str, str | float | bool] = {
+    "svg.hashsalt": "umbel",
+    "svg.fonttype": "path",
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "figure.facecolor": "white",
+}
+# Told apart in grey and by people who see few colours: after Okabe and Ito.
+_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#7a6a00", "#555555")
+_INK, _QUIET = "#1f2328", "#6e7781"
+_PEERS = {
+    "vllm_cpu": "vLLM",
+    "openvino_genai": "OpenVINO GenAI",
+    "llama_cpp": "llama.cpp",
+    "transformers_generate": "transformers",
+}
+_MODELS = {"default": "Gemma 3 270M"}
+_BAR = 0.155  # inches: of a bar, and of the space between two groups of them
+_WIDTH = 6.6  # inches: of the axes
+_STEPS = (1, 2, 5)  # ticks: these times a power of ten
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A ratio, and what is said at it.
+
+    Attributes:
+        runs: pairs of runs that it is the median of; None for a mean over workloads.
+        failed: some programs of the system failed, so that it may have computed less.
+    """
+
+    spread: Spread
+    runs: int | None
+    failed: bool = False
+
+    @property
+    def text(self) -> str:
+        return f"{ratio_text(self.spread.median)}{' *' if self.failed else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """One group of bars for each of `groups`; a series without a value there leaves a gap."""
+    """A group of bars for each of `groups`, on a logarithmic axis; a series without a value there leaves a gap.
+
+    Attributes:
+        about: on what the figures were taken, below the title.
+        stressed: so many of the first groups have names in bold.
+    """
 
     title: str
+    about: str
     axis: str
     groups: tuple[str, ...]
-    series: Mapping[str, tuple[float | None, ...]]
+    series: Mapping[str, tuple[Bar | None, ...]]
+    stressed: int = 0
+
+    def caption(self) -> str:
+        counts = {bar.runs for series in self.series.values() for bar in series if bar is not None and bar.runs}
+        if max(counts, default=1) == 1:
+            said = "One pair of runs each: the record holds no spread."
+        else:
+            between = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else str(max(counts))
+            single = "; none where there is one" if min(counts) == 1 else ""
+            said = f"Bars: medians of {between} paired runs. Whiskers: the smallest and the largest{single}."
+        failed = any(bar is not None and bar.failed for series in self.series.values() for bar in series)
+        return said + (" * some of its programs failed." if failed else "")
+
+    def facts(self) -> Iterator[str]:
+        """Yields a line for each bar, as the metadata of the plot holds it."""
+        for name, series in self.series.items():
+            for group, bar in zip(self.groups, series, strict=True):
+                if bar is not None:
+                    parts = (bar.spread.median, bar.spread.low, bar.spread.high)
+                    yield f"{name}, {group}: {' '.join(f'{part:.4g}' for part in parts)}{' *' if bar.failed else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +117,52 @@ class Line:
 
 
 def write(results: Results, folder: Path) -> list[Path]:
-    """All plots for which there are figures."""
-    drawn: dict[str, str] = {}
-    ablations = [configuration.name for configuration in (FULL, *PAPER, *OURS, *ON_DEVICES)]
-    compared = [FULL.name, *(system for system in results.systems if system not in ablations)]
-    for name, title, systems, quantity in (
-        ("throughput", "Throughput, normalised (higher is better)", compared, _rate),
-        ("latency", "Latency, normalised (lower is better)", compared, _latency),
-        ("ablations", "Throughput without each part, normalised", ablations, _rate),
-    ):
-        bars = _normalised(results, title, [s for s in systems if s in results.systems], quantity)
-        if len(bars.series) > 1:
-            drawn[name] = draw_bars(bars)
+    """Writes all plots for which there are figures, and returns their paths."""
+    found = bars_of(results)
+    drawn = {name: draw_bars(bars) for name, bars in found.items()}
+    facts = {name: list(bars.facts()) for name, bars in found.items()}
     if results.sweep:
-        drawn["hit_rate"] = draw_lines(_sweep_lines(results))
+        lines = sweep_lines(results)
+        drawn["hit_rate"] = draw_lines(lines, about(results))
+        facts["hit_rate"] = [f"{line.title}: {' '.join(f'{y:.4g}' for _, y in line.points)}" for line in lines]
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, svg in drawn.items():
-        path = folder / f"{name}.svg"
-        path.write_text(svg, encoding="utf-8")
-        paths.append(path)
-    return paths
+    return [save(figure, folder / f"{name}.svg", facts[name]) for name, figure in drawn.items()]
+
+
+def save(figure: Figure, path: Path, facts: Sequence[str]) -> Path:
+    """Writes a figure as SVG: the same bytes for the same figure. `facts` go into its metadata."""
+    with matplotlib.rc_context(dict(STYLE)):
+        figure.savefig(
+            path,
+            bbox_inches="tight",
+            pad_inches=0.15,
+            metadata={"Date": None, "Creator": f"matplotlib {matplotlib.__version__}", "Description": "\n".join(facts)},
+        )
+    text = path.read_text(encoding="utf-8")
+    path.write_text(re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE), encoding="utf-8")
+    return path
+
+
+def bars_of(results: Results) -> dict[str, Bars]:
+    """Returns the plots of bars by the name of their file."""
+    ablations = [configuration.name for configuration in (FULL, *PAPER, *OURS, *ON_DEVICES)]
+    former = [name for name in results.systems if name in ("no-tree", "random")]  # of records of earlier versions
+    others = [system for system in results.systems if system not in (*ablations, *former)]
+    found = {}
+    for name, title, systems, quantity in (
+        ("throughput", "Programs per second, higher is better", others, _rate),
+        ("latency", "Seconds of one program alone, lower is better", others, _latency),
+        ("ablations", "Programs per second without one part of umbel", [*ablations[1:], *former], _rate),
+    ):
+        series = {
+            system_name(system, results): bars
+            for system in systems
+            if system in results.systems and any(bars := _ratios(results, system, quantity))
+        }
+        if series:
+            groups = tuple(map(workload_name, results.workloads))
+            found[name] = Bars(title, about(results), "umbel = 1, logarithmic axis", groups, series)
+    return found
 
 
 def _rate(measurement: Measurement) -> float:
@@ -80,140 +173,199 @@ def _latency(measurement: Measurement) -> float:
     return measurement.latency
 
 
-def _normalised(results: Results, title: str, systems: Sequence[str], quantity: Callable[[Measurement], float]) -> Bars:
-    """Medians of paired ratios to the full configuration, which is 1."""
-    series = {}
-    for system in systems:
-        spreads = [results.against(workload, system, FULL.name, quantity) for workload in results.workloads]
-        if any(spreads):
-            series[system] = tuple(spread.median if spread else None for spread in spreads)
-    return Bars(title, "full = 1", tuple(results.workloads), series)
+def _ratios(results: Results, system: str, quantity: Callable[[Measurement], float]) -> tuple[Bar | None, ...]:
+    bars = []
+    for workload in results.workloads:
+        spread = results.against(workload, system, FULL.name, quantity)
+        runs = results.of(workload, system)
+        bars.append(Bar(spread, len(runs), any(run.failures for run in runs)) if spread else None)
+    return tuple(bars)
 
 
-def _sweep_lines(results: Results) -> list[Line]:
+def about(results: Results) -> str:
+    """Says on what the figures were taken: model, machine, date."""
+    model = str(results.settings.get("model", "default"))
+    programs = max((run.programs for run in results.measurements), default=0)
+    extent = f", at most {programs} programs of a workload" if programs else ""
+    return f"{_MODELS.get(model, model)} on {machine_name(results.machine)}, {results.machine.date[:10]}{extent}"
+
+
+def machine_name(machine: Machine) -> str:
+    processor = re.sub(r"\((R|TM)\)|\bProcessor\b", "", machine.processor)
+    matrix = " with AMX" if any(flag.startswith("amx") for flag in machine.instructions) else ""
+    return f"{' '.join(processor.split())}{matrix}, {machine.cores} cores"
+
+
+def system_name(system: str, results: Results) -> str:
+    """Returns the name in a plot: a peer with its version, a configuration by what is off."""
+    if system in _PEERS:
+        version = results.about.get(system, "").removeprefix(f"{system} ")
+        if version.startswith("of "):  # its engine comes in a package of another name
+            version = f"({version.removeprefix('of ')})"
+        return f"{_PEERS[system]} {version}".strip()
+    if system in ALL:
+        return "umbel, INT8 weights" if system == "int8" else ALL[system].about
+    return results.about.get(system, system).partition(" (")[0]
+
+
+def workload_name(workload: str) -> str:
+    return workload.replace("_", " ")
+
+
+def ratio_text(ratio: float) -> str:
+    digits = 0 if ratio >= 10 else 1 if ratio >= 2 else 2 if ratio >= 0.1 else 3
+    return f"{ratio:.{digits}f}"
+
+
+def sweep_lines(results: Results) -> list[Line]:
     points = sorted(results.sweep, key=lambda point: point.hit_rate)
-    horizontal = "hit rate, %"
     rates = [100 * point.hit_rate for point in points]
 
     def line(title: str, vertical: str, values: Sequence[float]) -> Line:
-        return Line(title, horizontal, vertical, tuple(zip(rates, values, strict=True)))
+        return Line(title, "hit rate, %", vertical, tuple(zip(rates, values, strict=True)))
 
     return [
-        line("(a) Tokens per step", "tokens", [point.batch_size for point in points]),
-        line("(a) Throughput", "programs/s", [point.rate for point in points]),
-        line("(b) First token", "ms", [1000 * point.first_token for point in points]),
-        line("(b) Whole call", "ms", [1000 * point.call_seconds for point in points]),
+        line("Tokens per step", "tokens", [point.batch_size for point in points]),
+        line("Throughput", "programs/s", [point.rate for point in points]),
+        line("First token", "ms", [1000 * point.first_token for point in points]),
+        line("Whole call", "ms", [1000 * point.call_seconds for point in points]),
     ]
 
 
 # ---------------------------------------------------------------------------------------------- drawing
 
 
-def draw_bars(bars: Bars) -> str:
-    thick = 9 if len(bars.series) > 4 else 14
-    group_width = thick * len(bars.series) + 18
-    width = _LEFT + max(group_width * len(bars.groups), 420) + 16
-    height = _TOP + _legend_height(bars.series, width) + _PLOT + _LABELS
-    top = _TOP + _legend_height(bars.series, width)
-    values = [value for series in bars.series.values() for value in series if value is not None]
-    highest = _round_up(max([*values, 1.0]))
-    parts = [_text(_LEFT, 22, bars.title, size=15, weight="bold"), *_legend(bars.series, width)]
-    parts += _grid(_LEFT, top, width - _LEFT - 16, highest, bars.axis)
-    for number, group in enumerate(bars.groups):
-        left = _LEFT + 9 + number * group_width
-        for place, (series, colour) in enumerate(zip(bars.series.values(), _colours(bars.series), strict=True)):
-            value = series[number]
-            if value is None:
-                continue
-            tall = _PLOT * value / highest
-            parts.append(
-                f'<rect x="{left + place * thick}" y="{top + _PLOT - tall:.1f}" width="{thick - 1}" '
-                f'height="{tall:.1f}" fill="{colour}"><title>{escape(group)}: {value:.3g}</title></rect>'
-            )
-        middle = left + thick * len(bars.series) / 2
-        parts.append(_text(middle, top + _PLOT + 14, group, size=11, anchor="end", turn=-35))
-    return _document(width, height, parts)
+def draw_bars(bars: Bars) -> Figure:
+    """Draws bars that begin at 1, a group of them for each workload, from top to bottom."""
+    count = len(bars.series)
+    height = _BAR * (count + 1) * len(bars.groups) + 0.1
+    with matplotlib.rc_context(dict(STYLE)):
+        figure = Figure(figsize=(_WIDTH, height))
+        axes = figure.add_axes((0, 0, 1, 1))
+        low, high = _limits(bars)
+        axes.set_xscale("log")
+        axes.set_xlim(low, high)
+        middles = [(count + 1) * (number + 0.5) for number in range(len(bars.groups))]
+        axes.set_ylim((count + 1) * len(bars.groups), 0)
+        axes.set_yticks(middles, bars.groups)
+        axes.tick_params(axis="y", length=0, labelcolor=_INK)
+        for label in axes.get_yticklabels()[: bars.stressed]:
+            label.set_fontweight("bold")
+        _ratio_axis(axes, low, high, bars.axis)
+        for place, ((name, series), colour) in enumerate(zip(bars.series.items(), colours(count), strict=True)):
+            rows = [middle - (count - 1) / 2 + place for middle in middles]
+            _draw_series(axes, name, rows, series, colour)
+        axes.axvline(1, color=_INK, linewidth=1.2)
+        bottom = _heading(axes, bars, height)
+        _write_caption(axes, bars.caption(), height, bottom)
+    return figure
 
 
-def draw_lines(lines: Sequence[Line]) -> str:
-    """Small plots side by side."""
-    wide, gap = 190, 76
-    width = (wide + gap) * len(lines) + 16
-    height = _TOP + _PLOT + 56
-    parts: list[str] = []
-    for number, line in enumerate(lines):
-        left = _LEFT + number * (wide + gap)
-        highest = _round_up(max(value for _, value in line.points))
-        parts.append(_text(left, 22, line.title, size=13, weight="bold"))
-        parts += _grid(left, _TOP, wide, highest, line.vertical)
-        at = [(left + wide * x / 100, _TOP + _PLOT * (1 - y / highest)) for x, y in line.points]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{_COLOURS[0]}" stroke-width="2"/>')
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{_COLOURS[0]}"/>' for x, y in at]
-        for percent in (0, 50, 100):
-            parts.append(_text(left + wide * percent / 100, _TOP + _PLOT + 16, str(percent), size=10, anchor="middle"))
-        parts.append(_text(left + wide / 2, _TOP + _PLOT + 36, line.horizontal, size=11, anchor="middle"))
-    return _document(width, height, parts)
+def colours(count: int) -> list[str]:
+    return [_COLOURS[number % len(_COLOURS)] for number in range(count)]
 
 
-def _document(width: float, height: float, parts: Sequence[str]) -> str:
-    inner = "\n".join(parts)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}">\n<rect width="100%" height="100%" fill="white"/>\n{inner}\n</svg>\n'
+def _limits(bars: Bars) -> tuple[float, float]:
+    """Returns the ends of the axis: room for every whisker, and for the figure after it."""
+    spreads = [bar.spread for series in bars.series.values() for bar in series if bar is not None]
+    low, high = min([0.9, *(spread.low for spread in spreads)]), max([1.1, *(spread.high for spread in spreads)])
+    room = (high / low) ** 0.12
+    has_left = any(spread.median < 1 for spread in spreads)
+    return low / (room if has_left else 1.0), high * room
+
+
+def _ratio_axis(axes: Axes, low: float, high: float, label: str) -> None:
+    ticks = [step * 10.0**power for power in range(-4, 5) for step in _STEPS]
+    shown = [tick for tick in ticks if low <= tick <= high]
+    if len(shown) > 9:
+        shown = [tick for tick in shown if f"{tick:e}".startswith("1")]
+    axes.xaxis.set_major_locator(FixedLocator(shown))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+    axes.grid(axis="x", color="#d8dee4", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="x", colors=_QUIET, length=3)
+    axes.spines["bottom"].set_color("#d8dee4")
+    axes.set_xlabel(label, color=_QUIET)
+
+
+def _draw_series(axes: Axes, name: str, rows: Sequence[float], series: Sequence[Bar | None], colour: str) -> None:
+    label = name
+    for row, bar in zip(rows, series, strict=True):
+        if bar is None:
+            continue
+        spread = bar.spread
+        axes.barh(row, spread.median - 1, left=1, height=0.86, color=colour, label=label)
+        label = "_"  # one entry of the legend for all bars of the series
+        if spread.high > spread.low:
+            axes.plot((spread.low, spread.high), (row, row), color=_INK, linewidth=0.9, marker="|", markersize=4)
+        beyond = spread.median >= 1
+        axes.annotate(
+            bar.text,
+            (max(spread.high, 1.0) if beyond else min(spread.low, 1.0), row),
+            (4 if beyond else -4, 0),
+            textcoords="offset points",
+            horizontalalignment="left" if beyond else "right",
+            verticalalignment="center_baseline",
+            fontsize=7.5,
+            color=_INK,
+        )
+
+
+def _heading(axes: Axes, bars: Bars, height: float) -> float:
+    """Writes title, what the figures were taken on, and the legend above the axes, each in lines of its own."""
+    names = list(bars.series)
+    columns = 2 if max(map(len, names)) > 24 or len(names) > 3 else max(len(names), 1)
+    lines = -(-len(names) // columns)
+    top = 8.0 + 14 * lines  # points above the axes
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1 + 4 / 72 / height),
+        ncols=columns,
+        frameon=False,
+        borderaxespad=0,
+        borderpad=0,
+        handlelength=1.0,
+        handletextpad=0.5,
+        columnspacing=1.6,
+        labelcolor=_INK,
+    )
+    said = textwrap.fill(bars.about, 92)
+    place = {"xycoords": "axes fraction", "textcoords": "offset points", "verticalalignment": "bottom"}
+    axes.annotate(said, (0, 1), (0, top), fontsize=9, color=_QUIET, **place)
+    top += 13 * (said.count("\n") + 1) + 3
+    axes.annotate(
+        textwrap.fill(bars.title, 64), (0, 1), (0, top), fontsize=12.5, fontweight="bold", color=_INK, **place
+    )
+    return -38.0
+
+
+def _write_caption(axes: Axes, caption: str, height: float, below: float) -> None:
+    axes.annotate(
+        textwrap.fill(caption, 112),
+        (0, 0),
+        (0, below),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        verticalalignment="top",
+        fontsize=8,
+        color=_QUIET,
     )
 
 
-def _grid(left: float, top: float, width: float, highest: float, axis: str) -> list[str]:
-    parts = []
-    for step in range(5):
-        y = top + _PLOT * (1 - step / 4)
-        parts.append(f'<line x1="{left}" x2="{left + width}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(_text(left - 5, y + 3, f"{highest * step / 4:g}", size=10, anchor="end"))
-    parts.append(_text(left - 38, top + _PLOT / 2, axis, size=11, anchor="middle", turn=-90))
-    return parts
-
-
-_ENTRY = 150  # pixels of one name in the legend
-
-
-def _per_line(width: float) -> int:
-    return max(1, int((width - _LEFT) // _ENTRY))
-
-
-def _legend_height(series: Mapping[str, object], width: float) -> int:
-    return 18 * -(-len(series) // _per_line(width)) + 8
-
-
-def _legend(series: Mapping[str, object], width: float) -> list[str]:
-    parts = []
-    for number, (name, colour) in enumerate(zip(series, _colours(series), strict=True)):
-        row, column = divmod(number, _per_line(width))
-        x, y = _LEFT + column * _ENTRY, _TOP - 6 + 18 * row
-        parts.append(f'<rect x="{x}" y="{y - 9}" width="10" height="10" fill="{colour}"/>')
-        parts.append(_text(x + 14, y, name, size=11))
-    return parts
-
-
-def _colours(series: Mapping[str, object]) -> list[str]:
-    return [_COLOURS[number % len(_COLOURS)] for number in range(len(series))]
-
-
-def _text(
-    x: float, y: float, text: str, *, size: int, weight: str = "normal", anchor: str = "start", turn: int = 0
-) -> str:
-    turned = f' transform="rotate({turn} {x:.1f} {y:.1f})"' if turn else ""
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" {_FONT} font-size="{size}" font-weight="{weight}" '
-        f'text-anchor="{anchor}"{turned}>{escape(text)}</text>'
-    )
-
-
-def _round_up(value: float) -> float:
-    """The end of an axis: the next of 1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8 times a power of ten."""
-    power = 10.0
-    while power > value:
-        power /= 10
-    while power * 10 < value:
-        power *= 10
-    return next(step * power for step in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10) if step * power >= value * 0.999)
+def draw_lines(lines: Sequence[Line], said: str) -> Figure:
+    """Draws small plots next to each other."""
+    with matplotlib.rc_context(dict(STYLE)):
+        figure = Figure(figsize=(2.4 * len(lines), 2.3), layout="constrained")
+        figure.suptitle(said, fontsize=9, color=_QUIET, x=0.01, horizontalalignment="left")
+        for number, line in enumerate(lines):
+            axes = figure.add_subplot(1, len(lines), number + 1)
+            horizontal, vertical = zip(*line.points, strict=True)
+            axes.plot(horizontal, vertical, color=_COLOURS[0], marker="o", markersize=4)
+            axes.set_xlim(-3, 103)
+            axes.set_ylim(0, (max(vertical) or 1.0) * 1.12)
+            axes.set_title(line.title, fontsize=10, fontweight="bold", loc="left", color=_INK)
+            axes.set_xlabel(line.horizontal, color=_QUIET)
+            axes.set_ylabel(line.vertical, color=_QUIET)
+            axes.grid(color="#d8dee4", linewidth=0.7)
+    return figure
