@@ -28,7 +28,7 @@ from .body import Arguments, Host, RunOptions, journaled, opened
 from .budget import Allowance, allowance_of
 from .data.frames import Framed, joined
 from .data.output import EXISTING, BatchOutput, ResultFile, plain
-from .data.progress import Bar, BatchProgress, Tally
+from .data.progress import BatchProgress, Tally, bar_for
 from .data.rows import Row, RowCalls, table_of
 from .run import Run
 
@@ -358,7 +358,7 @@ class Job:
     def _shower(self, stack: ExitStack) -> Callable[[BatchProgress], object] | None:
         if callable(self._progress):
             return self._progress
-        return stack.enter_context(Bar(self.total)).show if self._progress else None
+        return stack.enter_context(bar_for(self.total)).show if self._progress else None
 
     def _await(
         self, pool: ThreadPoolExecutor, order: "Order", show: Callable[[BatchProgress], object] | None

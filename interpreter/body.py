@@ -26,6 +26,7 @@ from ..lang.state import AsyncState, BaseState, State
 from . import loop
 from .budget import Allowance, Budget
 from .loop import seconds_left
+from .notebooks.interrupts import interrupted_with_cell
 from .run import (
     Run,
     SpeculationSetting,
@@ -434,7 +435,8 @@ class Body:
         if run.streaming:
             run.body = asyncio.ensure_future(_quietly(work))
         else:
-            await work
+            with interrupted_with_cell(run):
+                await work
 
     async def _run_on_this_loop(self, run: Run, state: AsyncState, call: Call, *, shown: State | None = None) -> None:
         """Runs an async body until the run's deadline. `shown`: the state that sync code has of the same run."""

@@ -185,6 +185,10 @@ class Run:
     def cancel(self) -> None:
         self.stop(CancelledError("the run was cancelled"))
 
+    def interrupt(self) -> None:
+        """Stops the run as KeyboardInterrupt does, for readers that wait where it is not raised."""
+        self.stop(ending(KeyboardInterrupt()))
+
     def _cancel_tasks(self) -> None:
         for task in tuple(self._tasks):
             task.cancel()

@@ -29,6 +29,7 @@ from .agents.agent import Agent
 from .cache_explain.report import explained
 from .executor import StepQueue
 from .loop import Signal, earliest, seconds_left, wait_until, wait_until_async
+from .notebooks.interrupts import interrupted_with_cell
 from .position import Reached
 from .reasoning import ReasoningTags
 from .run import Run, not_while_recording, noted_wait
@@ -533,7 +534,7 @@ class Stream(Sink):
     ) -> None:
         if not ready():
             self.run.check_process()
-            with self.run.bounded(), noted_wait(self.run):
+            with self.run.bounded(), noted_wait(self.run), interrupted_with_cell(self.run):
                 await wait_until_async(ready, signals, limit, _called(name))
 
     def _is_spent(self) -> bool:

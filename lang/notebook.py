@@ -47,16 +47,24 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
 
 
 def coloured(texts: Iterable[tuple[str, str]]) -> str:
-    """Returns texts with the colours of their origins, each given as (origin, text)."""
-    pieces = []
+    """Returns texts with the colours of their origins, each given as (origin, text), and a legend of the colours."""
+    pieces, origins = [], dict[str, None]()
     for origin, text in texts:
-        colour = COLOURS.get(origin)
-        if colour is None:
-            pieces.append(escaped(text))
+        if origin in COLOURS:
+            origins[origin] = None
+            pieces.append(_marked(origin, text))
         else:
-            pieces.append(f'<span title="{escaped(origin)}" style="background:{colour}">{escaped(text)}</span>')
+            pieces.append(escaped(text))
     body = "".join(pieces)
-    return f'<pre style="white-space:pre-wrap;overflow-wrap:anywhere;max-height:20em;overflow:auto">{body}</pre>'
+    legend = " ".join(_marked(origin, origin) for origin in COLOURS if origin in origins)
+    return (
+        f'<pre style="white-space:pre-wrap;overflow-wrap:anywhere;max-height:20em;overflow:auto">{body}</pre>'
+        f"{f'<small>{legend}</small>' if legend else ''}"
+    )
+
+
+def _marked(origin: str, text: str) -> str:
+    return f'<span title="{escaped(origin)}" style="background:{COLOURS[origin]}">{escaped(text)}</span>'
 
 
 def preformatted(text: str) -> str:

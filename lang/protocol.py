@@ -82,6 +82,20 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
         """Adds to the 0 that `sum()` begins with."""
         return self if isinstance(other, int) and other == 0 else NotImplemented
 
+    def _repr_html_(self) -> str:
+        """Describes the usage for a notebook: calls, tokens, and the part of the prompts that was cached."""
+        share = f" ({self.cached_tokens / self.prompt_tokens:.0%})" if self.prompt_tokens else ""
+        told = {
+            "calls": f"{self.calls:,}",
+            "prompt tokens": f"{self.prompt_tokens:,}",
+            "cached": f"{self.cached_tokens:,}{share}",
+            "generated": f"{self.completion_tokens:,}",
+        }
+        stored = ("cache_write_tokens", "long_write_tokens", "cache_read_tokens")
+        told |= {name.replace("_", " "): f"{getattr(self, name):,}" for name in stored if getattr(self, name)}
+        told |= {f"loaded from {tier}": f"{tokens:,}" for tier, tokens in self.loaded_tokens.items()}
+        return notebook.table([(notebook.escaped(name), value) for name, value in told.items()])
+
     def marked(self, caching: CachingUsage | None) -> "Usage":
         """Returns these tokens with the figures of the request's marks; None is a request without marks."""
         if caching is None:
@@ -970,7 +984,7 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
         told |= {name: getattr(self, name) for name in ("cancelled_calls", "tokens_saved", "dollars_read")}
         told |= {f"{name} read from a journal": value for name, value in msgspec.structs.asdict(self.read).items()}
         rows = [(notebook.escaped(name), notebook.escaped(str(value))) for name, value in told.items() if value]
-        dollars = "without a price" if self.dollars is None else f"${self.dollars:.6f}"
+        dollars = "without a price" if self.dollars is None else f"${self.dollars:.6f}" if self.dollars else "$0"
         return notebook.folded(f"cost: {self.usage.calls} calls, {dollars}", notebook.table(rows), is_open=True)
 
 

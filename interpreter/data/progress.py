@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from ...lang.protocol import Cost, Usage
+from ..notebooks.display import NotebookBar, in_notebook
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -110,8 +111,14 @@ class Tally:
         return BatchProgress(self._total, *counts, seconds, self.cost.usage, self.cost.dollars)
 
 
+def bar_for(total: int | None) -> "Bar | NotebookBar":
+    """Returns the bar of the place that this process writes to: a notebook's cell, or a terminal."""
+    return NotebookBar(total) if in_notebook() else Bar(total)
+
+
 class Bar:
-    """Shows a progress bar with the numbers of a batch. A context manager.
+    """Shows a progress bar with the numbers of a batch on stderr: one line at the end where that is no terminal.
+    A context manager.
 
     Args:
         total: number of programs, or None when it is not known.

@@ -12,7 +12,6 @@ import argparse
 import html
 import json
 import os
-import sys
 import tempfile
 import webbrowser
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...lang.errors import ParameterError, shown
+from ..notebooks.display import displayed
 from .data import BATCH_VERSION, ORIGINS, VERSION, Line, written
 
 _DATA = "<!-- the data of the run -->"
@@ -108,7 +108,7 @@ class RunRecord:
             "w", encoding="utf-8", prefix="umbel-run-", suffix=".html", delete=False
         ) as temporary:
             temporary.write(page)
-        if not _displayed(_framed(page)):
+        if displayed(_framed(page), "the page of a run") is None:
             webbrowser.open(Path(temporary.name).as_uri())
         return temporary.name
 
@@ -127,16 +127,6 @@ def _embedded(name: str, text: str) -> str:
 def _framed(page: str) -> str:
     """Returns a page as a frame of a notebook's cell: its style and code do not meet those of the notebook."""
     return f'<iframe sandbox="allow-scripts" style="{_FRAME}" srcdoc="{html.escape(page)}"></iframe>'
-
-
-def _displayed(content: str) -> bool:
-    """Displays HTML in the notebook that this process computes for; returns False where it does for none."""
-    shell = sys.modules.get("IPython")
-    running = shell.get_ipython() if shell is not None else None
-    if running is None or not hasattr(running, "kernel"):
-        return False
-    sys.modules["IPython"].display.display({"text/html": content, "text/plain": "the page of a run"}, raw=True)
-    return True
 
 
 def _path(name: str, path: object) -> Path:

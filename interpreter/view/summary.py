@@ -57,13 +57,23 @@ def html_of(run: "Run", table: "VariableTable", stream: int, error: BaseExceptio
 
 
 def html_of_results(results: list[Any]) -> str:
-    """Returns the states and failures of a batch as a table: one row a program, its variables in words."""
+    """Returns the states and failures of a batch as a table: a row for each program, a column for each variable."""
+    chosen = results[:_MOST_RESULTS]
+    errors = [getattr(result, "error", None) for result in chosen]
+    errors = [error if isinstance(error, BaseException) else None for error in errors]  # of a state it is a method
+    values = [
+        (result if error is None else result.state)._sink.described()
+        for result, error in zip(chosen, errors, strict=True)
+    ]
+    names = list(dict.fromkeys(name for found in values for name in found))[:_MOST_VARIABLES]
+    failed = any(errors)
     rows = []
-    for index, result in enumerate(results[:_MOST_RESULTS]):
-        error = getattr(result, "error", None)
-        failed = isinstance(error, BaseException)
-        text = f"{type(error).__name__}: {error}" if failed else repr(result)
-        rows.append((str(index), "failed" if failed else "", notebook.escaped(text)))
+    for index, (found, error) in enumerate(zip(values, errors, strict=True)):
+        cells = [str(index), *(notebook.escaped(found.get(name, "")) for name in names)]
+        if failed:
+            cells.append(notebook.escaped(f"{type(error).__name__}: {error}") if error else "")
+        rows.append(cells)
     left = len(results) - len(rows)
     more = f"<p>{left} more</p>" if left > 0 else ""
-    return notebook.folded(f"{len(results)} results", notebook.table(rows) + more, is_open=True)
+    head = ["", *names, *(["error"] if failed else [])]
+    return notebook.folded(f"{len(results)} results", notebook.table(rows, head) + more, is_open=True)

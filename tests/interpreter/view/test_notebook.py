@@ -6,7 +6,7 @@ import pytest
 import umbel as ul
 from umbel.lang import notebook
 
-TAGS = {"details", "summary", "table", "tr", "td", "th", "b", "pre", "span", "p"}
+TAGS = {"details", "summary", "table", "tr", "td", "th", "b", "pre", "span", "p", "small"}
 
 
 @ul.function
@@ -28,6 +28,8 @@ def test_a_state_shows_its_variables_and_its_text_by_origin() -> None:
     assert 'title="argument"' in content
     assert 'title="generated"' in content
     assert "state of program: 1 call, " in content
+    legend = content[content.index("<small>") :]
+    assert re.findall(r'title="(\w+)"', legend) == ["argument", "generated"]
 
 
 def test_a_state_that_runs_is_described_without_waiting() -> None:
@@ -62,13 +64,21 @@ def test_a_program_shows_its_parameters_and_its_docstring() -> None:
     assert "&lt;x&gt;" in content
 
 
-def test_a_batch_shows_a_row_for_each_program() -> None:
+def test_a_batch_shows_a_row_for_each_program_and_a_column_for_each_variable() -> None:
     backend = ul.Echo(["one", "two"], faults=ul.FailCall(2, ul.BackendError("away")))
     results = program.run_batch([{"topic": "a"}, {"topic": "b"}], backend=backend, num_threads=1, on_error="return")
     content = results._repr_html_()
     assert tags(content) <= TAGS
-    assert content.count("<tr>") == 2
-    assert "BackendError: away" in content
+    assert content.count("<tr>") == 3
+    assert re.findall(r"<th[^>]*>(\w*)<", content) == ["", "a", "error"]
+    assert re.findall(r"<td[^>]*>([^<]*)<", content) == [
+        "0",
+        "&#x27;one&#x27;",
+        "",
+        "1",
+        "(BackendError)",
+        "BackendError: away",
+    ]
     assert isinstance(results, list)
 
 
@@ -88,6 +98,20 @@ def test_a_cost_has_what_was_spent_and_no_zeros() -> None:
     assert "prompt_tokens" in content
     assert "completion_tokens" not in content
     assert "without a price" in ul.Cost(dollars=None)._repr_html_()
+    assert "1 calls, $0<" in ul.Cost(ul.Usage(calls=1), dollars=0.0)._repr_html_()
+
+
+def test_a_usage_is_a_table_with_the_cached_share() -> None:
+    content = ul.Usage(prompt_tokens=1200, cached_tokens=300, calls=2, loaded_tokens={"disk": 5})._repr_html_()
+    assert tags(content) <= TAGS
+    rows = re.findall(r"<tr><td[^>]*>(.*?)</td><td[^>]*>(.*?)</td></tr>", content)
+    assert rows == [
+        ("calls", "2"),
+        ("prompt tokens", "1,200"),
+        ("cached", "300 (25%)"),
+        ("generated", "0"),
+        ("loaded from disk", "5"),
+    ]
 
 
 def test_a_compiled_program_shows_its_graph() -> None:

@@ -1,0 +1,1 @@
+"""Programs in the cells of a notebook: interrupts of async cells, and the bar of a batch."""
