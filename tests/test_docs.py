@@ -13,18 +13,37 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
+# Blocks of `python` run, blocks of `py` are only shown: code of other libraries, and what needs a model that is not
+# here. A block with a title is a file of that name, too. A block of text titled "Output", right after one that ran, is
+# what it has printed; a line `...` there stands for anything.
+BLOCK = re.compile(
+    r"```python(?: title=\"(?P<file>[^\"]+)\")?\n(?P<code>.*?)```(?:\s+```text title=\"Output\"\n(?P<output>.*?)```)?",
+    re.DOTALL,
+)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_code_blocks_run(
     page: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # for the files that they write
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    monkeypatch.syspath_prepend(tmp_path)  # for the files that they are
+    blocks = list(BLOCK.finditer(page.read_text(encoding="utf-8")))
     names = {"__name__": "documentation"}  # a block may use what an earlier one of its page has made
+    printed = ""
     with ul.default_backend(ul.Echo()):
         for block in blocks:
-            exec(compile(block, str(page), "exec"), names)
+            if block["file"]:
+                (tmp_path / block["file"]).write_text(block["code"], encoding="utf-8")
+            exec(compile(block["code"], str(page), "exec"), names)
+            out = capsys.readouterr().out
+            printed += out
+            if block["output"] is not None:
+                lines = block["output"].rstrip().splitlines()
+                pattern = "".join(r"(?:.*\n)*?" if line == "..." else re.escape(line) + r"\n" for line in lines)
+                assert re.fullmatch(pattern, out.rstrip() + "\n"), out
     ul.set_default_backend(None)
-    assert bool(blocks) == bool(capsys.readouterr().out)
+    assert bool(blocks) == bool(printed)
 
 
 @pytest.mark.parametrize("page", PAGES[2:], ids=NAMES[2:])
