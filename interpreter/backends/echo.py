@@ -4,7 +4,7 @@ It ships with umbel, for tests of your own programs:
 
     echo = Echo({"capital of France?": " Paris."}, scores={"yes": -0.1, "no": -2.0})
     state = program.run(backend=echo)
-    assert echo.requests[0].sampling.max_tokens == 16
+    assert "France" in echo.prompts[0] and echo.requests[0].sampling.max_tokens == 16
 
 A script's answer is the text of a model that nothing stops: `stop`, `stop_token_ids`,
 `stop_regex`, `max_tokens`, `min_tokens`, `ignore_eos` and `n` are then applied as a real backend does. Parameters that
@@ -260,6 +260,14 @@ class Echo(DirectCalls):
         self.active: set[str] = set()  # ids of requests in flight
         self.aborted: list[str] = []  # ids of requests that were left before their end
         self.closed = False
+
+    @property
+    def prompts(self) -> list[str]:
+        """The texts of the prompts that programs have sent, oldest first, with <image> or <video> for media.
+
+        Each call has one. Hints, which announce the beginning of a fork's prompts, are in `requests` alone.
+        """
+        return [prompt_text(request.prompt) for request in list(self.requests) if not isinstance(request, Hint)]
 
     # -------------------------------------------------------------------------------- the Backend protocol
 
