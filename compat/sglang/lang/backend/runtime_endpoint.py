@@ -416,7 +416,7 @@ _REFUSED: dict[str, tuple[object, str]] = {
     "revision": (None, "write it into the name, model_path='org/repo@revision'"),
     "served_model_name": (None, "leave it out: a runtime has one model"),
     "is_embedding": (False, "every model makes embeddings: write umbel.embed(texts, backend=umbel.Runtime(model))"),
-    "dp_size": (1, "make several Runtimes, and give each run one of them"),
+    "dp_size": (1, "write replicas=, or leave it out"),
     "pp_size": (1, "write tp_size=, or leave it out"),
     "ep_size": (1, "write tp_size=, or leave it out"),
     "attention_backend": (None, "write kernels= ('auto', 'native', 'torch', ...)"),
@@ -427,7 +427,7 @@ _REFUSED: dict[str, tuple[object, str]] = {
     "enable_metrics": (False, "runtime.get_server_info() has the counters"),
     "log_requests": (False, "program.run(..., verbose=True) prints the text of a run"),
     "lora_paths": (None, "write adapters={name: path}, and programs of umbel, with gen(adapter=name)"),
-    "speculative_algorithm": (None, "leave it out"),
+    "speculative_algorithm": (None, "write draft_model=NAME of a smaller model, or leave it out"),
     "json_model_override_args": (None, "change the model's config.json"),
     "file_storage_path": (None, "leave it out"),
 }
