@@ -1,4 +1,4 @@
-"""Recipes of docs/howto/ that need more than a block that runs: a browser, two processes, a file of settings, pytest."""
+"""Recipes of docs/howto/ that need more than a block that runs: a browser, two processes, settings, pytest."""
 
 import asyncio
 import json
@@ -48,8 +48,8 @@ def served(app: Any) -> Iterator[int]:
 def ask_and_leave(port: int, model: ul.Echo, gate: ul.Gate) -> None:
     """Asks as a browser does, reads two pieces of the answer, and closes the connection."""
     with socket.create_connection(("127.0.0.1", port)) as browser:
-        head = f"POST /chat HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n"
-        browser.sendall(head.encode() + BODY)
+        head = f"POST /chat HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(BODY)}"
+        browser.sendall(f"{head}\r\n\r\n".encode() + BODY)
         gate.step(3)  # the call itself, and two pieces
         read = b""
         while read.count(b"data: ") < 2:
