@@ -22,7 +22,7 @@ _SAID = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 2 with a message where there is no graph."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         graph = _graph(options)
         rewritten = passes.rewrite(graph, options.passes, keep=options.keep, independent=options.independent)
@@ -42,23 +42,24 @@ def _show(message: str, error: Exception) -> None:
     print("\n  ".join([f"umbel compile: {message}", *getattr(error, "__notes__", ())]), file=sys.stderr)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    made = argparse.ArgumentParser(
         prog="umbel compile",
         description="Trace a program to its graph: what it says, in which order, and what depends on what. The file "
         'runs as an import of it would, without what stands under if __name__ == "__main__"; no model is asked.',
     )
-    parser.add_argument(
+    made.add_argument(
         "source", metavar="FILE.py:PROGRAM", help=f"a program of a Python file, or a file of a graph, FILE{_SUFFIX}"
     )
-    printed = parser.add_mutually_exclusive_group()
+    printed = made.add_mutually_exclusive_group()
     printed.add_argument("--show", action="store_true", help="print a listing, and what the passes did; the default")
     printed.add_argument("--json", action="store_true", help="print the graph as its file has it")
     printed.add_argument("--dot", action="store_true", help="print the graph for Graphviz")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the graph")
-    parser.add_argument("-o", "--output", type=Path, metavar=f"FILE{_SUFFIX}", help="keep the graph, for umbel.load")
-    add_static(parser)
-    parser.add_argument(
+    made.add_argument("--svg", type=Path, metavar="FILE", help="draw the graph")
+    made.add_argument("-o", "--output", type=Path, metavar=f"FILE{_SUFFIX}", help="keep the graph, for umbel.load")
+    add_static(made)
+    made.add_argument(
         "--given",
         action="append",
         default=[],
@@ -66,18 +67,18 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=JSON",
         help="an answer that the program looks at, to see what it says for that one; such a graph is not kept",
     )
-    parser.add_argument(
+    made.add_argument(
         "--passes",
         type=_passes,
         default="default",
         metavar="NAMES",
         help="how the graph is rewritten: default, none, or names with commas between them",
     )
-    parser.add_argument("--keep", type=_names, metavar="NAMES", help="of drop_unused: the variables that are asked for")
-    parser.add_argument(
+    made.add_argument("--keep", type=_names, metavar="NAMES", help="of drop_unused: the variables that are asked for")
+    made.add_argument(
         "--independent", type=_names, metavar="NAMES", help="of fork_independent: calls that need not see each other"
     )
-    return parser
+    return made
 
 
 def _given(text: str) -> tuple[str, Any]:  # Any: JSON

@@ -149,7 +149,7 @@ def _worker_start(settings: Settings, listening: socket.socket) -> WorkerStart:
 
 def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     """Reads the command line of `umbel serve`; see `read_settings`."""
-    return read_settings(_parser(), Settings, arguments, environment)
+    return read_settings(parser(), Settings, arguments, environment)
 
 
 def read_settings(
@@ -220,27 +220,28 @@ def _read_file(path: Path | None, known: Set[str]) -> dict[str, Any]:
     return found
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    made = argparse.ArgumentParser(
         prog="umbel serve",
         usage="umbel serve [--model NAME] [--port PORT] [options]",
         description="Serves a model, and programs, over HTTP: the APIs of OpenAI and Anthropic, and umbel's own.",
         epilog="Everything can stand in a TOML file: host, port, keys, the tables [runtime] and [limits].",
         argument_default=argparse.SUPPRESS,
     )
-    add_shared_options(parser)
-    parser.add_argument("--tcp", metavar="ADDRESS", help="let programs on other machines join at tcp://HOST:PORT")
-    parser.add_argument("--tcp-key", metavar="FILE", help="with --tcp: the key file of this server; see umbel keys")
-    parser.add_argument("--tcp-clients", metavar="FILE", help="with --tcp: the list of the clients that are admitted")
-    parser.add_argument(
+    add_shared_options(made)
+    made.add_argument("--tcp", metavar="ADDRESS", help="let programs on other machines join at tcp://HOST:PORT")
+    made.add_argument("--tcp-key", metavar="FILE", help="with --tcp: the key file of this server; see umbel keys")
+    made.add_argument("--tcp-clients", metavar="FILE", help="with --tcp: the list of the clients that are admitted")
+    made.add_argument(
         "--http-workers",
         type=int,
         metavar="N",
         help="processes that serve HTTP, on one socket and one runtime; default: 1",
     )
-    parser.add_argument("--record", metavar="FILE", help="append the tokens of every request, for umbel cost")
-    add_option_groups(parser)
-    return parser
+    made.add_argument("--record", metavar="FILE", help="append the tokens of every request, for umbel cost")
+    add_option_groups(made)
+    return made
 
 
 def add_shared_options(parser: argparse.ArgumentParser) -> None:

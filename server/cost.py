@@ -140,15 +140,20 @@ def _percent(part: float) -> str:
     return f"{100 * part:.1f} % of the price without a cache"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs `umbel cost`. Returns the exit status."""
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    made = argparse.ArgumentParser(
         prog="umbel cost",
         description="Says what providers would have charged for the input tokens of a recorded run.",
         epilog="umbel serve --record FILE writes the file.",
     )
-    parser.add_argument("file", type=Path, help="what umbel serve --record has written")
-    parser.add_argument("--price", type=float, help="dollars for a million input tokens")
-    options = parser.parse_args(arguments)
+    made.add_argument("file", type=Path, help="what umbel serve --record has written")
+    made.add_argument("--price", type=float, help="dollars for a million input tokens")
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs `umbel cost`. Returns the exit status."""
+    options = parser().parse_args(arguments)
     print(report(read_records(options.file), options.price))
     return 0

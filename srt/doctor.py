@@ -50,11 +50,16 @@ class Finding:
     remedy: str = ""
 
 
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    return argparse.ArgumentParser(
+        prog="umbel doctor", description="Look at what umbel needs of this machine, and say what to do."
+    )
+
+
 def main(arguments: Sequence[str]) -> int:
     """Prints a line for each check. Returns 1 if something that umbel needs is broken."""
-    argparse.ArgumentParser(
-        prog="umbel doctor", description="Look at what umbel needs of this machine, and say what to do."
-    ).parse_args(arguments)
+    parser().parse_args(arguments)
     broken = False
     for finding in examine():
         broken |= finding.state is State.BROKEN

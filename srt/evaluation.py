@@ -82,7 +82,7 @@ class EvaluationSettings:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `umbel eval`. Returns the exit status; errors of umbel go to the caller."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     formats = _formats(options.weights)
     settings = EvaluationSettings(
         reference=options.reference,
@@ -316,28 +316,29 @@ def _attributes(part: object) -> Iterator[object]:
 # ------------------------------------------------------------------------------------------ the command
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    made = argparse.ArgumentParser(
         prog="umbel eval",
         description="Measure weight formats of a model on a text: perplexity, and the divergence (KL) from the model "
         "with exact weights in float32.",
     )
-    parser.add_argument("model", help="a name (org/repo, ollama:NAME), a folder or a GGUF file")
-    parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="the text, UTF-8")
-    parser.add_argument("--weights", default="auto", metavar="LIST", help=f"of {', '.join(get_args(Weights))}; auto")
-    parser.add_argument(
+    made.add_argument("model", help="a name (org/repo, ollama:NAME), a folder or a GGUF file")
+    made.add_argument("--text", type=Path, required=True, metavar="FILE", help="the text, UTF-8")
+    made.add_argument("--weights", default="auto", metavar="LIST", help=f"of {', '.join(get_args(Weights))}; auto")
+    made.add_argument(
         "--reference",
         choices=get_args(Weights),
         default="float32",
         help="format of the exact model; bf16 takes half the memory, and is exact where the checkpoint has bfloat16",
     )
-    parser.add_argument("--dtype", choices=get_args(DType), default="auto", help="of the formats' KV cache; auto")
-    parser.add_argument("--kernels", choices=get_args(Kernels), default="auto", help="that compute; auto")
-    parser.add_argument("--device", default="auto", help='"cpu", "cuda", "cuda:1"; auto takes a GPU when there is one')
-    parser.add_argument("--context", type=_count, default=CONTEXT, help=f"tokens of a window; {CONTEXT}")
-    parser.add_argument("--tokens", type=_count, default=TOKENS, help=f"of the text, at most; {TOKENS}")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser
+    made.add_argument("--dtype", choices=get_args(DType), default="auto", help="of the formats' KV cache; auto")
+    made.add_argument("--kernels", choices=get_args(Kernels), default="auto", help="that compute; auto")
+    made.add_argument("--device", default="auto", help='"cpu", "cuda", "cuda:1"; auto takes a GPU when there is one')
+    made.add_argument("--context", type=_count, default=CONTEXT, help=f"tokens of a window; {CONTEXT}")
+    made.add_argument("--tokens", type=_count, default=TOKENS, help=f"of the text, at most; {TOKENS}")
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    return made
 
 
 def _formats(given: str) -> list[Weights]:

@@ -35,22 +35,42 @@ from .weights.source import open_model
 _RUNS = {RunsBy.NATIVE: "native", RunsBy.TRANSFORMERS: "transformers", RunsBy.NOTHING: "no"}
 
 
+_ABOUT = {
+    "pull": "Download models from the Hugging Face hub, or bring them up to date. What is there is not downloaded "
+    "again, and a download that was cut goes on.",
+    "models": "List the models on this machine: umbel's, those in the caches of Hugging Face and llama.cpp, and those "
+    "of Ollama and LM Studio.",
+    "rm": "Remove models that umbel models lists, after asking for each.",
+}
+
+
 def main(command: str, arguments: Sequence[str]) -> int:
     """Runs a command. Returns the exit status; raises UmbelError."""
-    return {"pull": _pull, "models": _models, "rm": _remove}[command](arguments)
+    return {"pull": _pull, "models": _models, "rm": _remove}[command](parser(command).parse_args(arguments))
+
+
+def parser(command: str) -> argparse.ArgumentParser:
+    """Returns the parser of a command's line."""
+    made = argparse.ArgumentParser(prog=f"umbel {command}", description=_ABOUT[command])
+    match command:
+        case "pull":
+            made.add_argument("names", nargs="+", metavar="NAME", help="org/repo, org/repo:Q4_K_M, org/repo@revision")
+        case "models":
+            made.add_argument("--supported", action="store_true", help="list the families instead, and what runs each")
+            made.add_argument("--json", action="store_true", help="print JSON")
+        case _:
+            made.add_argument("names", nargs="*", metavar="NAME", help="as umbel models writes it")
+            older = "also what earlier versions of umbel converted, and no longer read"
+            made.add_argument("--converted", action="store_true", help=older)
+            made.add_argument("--yes", action="store_true", help="do not ask")
+    return made
 
 
 # ------------------------------------------------------------------------------------------- pull
 
 
-def _pull(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="umbel pull",
-        description="Download models from the Hugging Face hub, or bring them up to date. What is there is not "
-        "downloaded again, and a download that was cut goes on.",
-    )
-    parser.add_argument("names", nargs="+", metavar="NAME", help="org/repo, org/repo:Q4_K_M, org/repo@revision")
-    for name in parser.parse_args(arguments).names:
+def _pull(options: argparse.Namespace) -> int:
+    for name in options.names:
         print(_pulled(name, model_places()))
     return 0
 
@@ -85,15 +105,7 @@ def _support_of(name: str) -> Support:
 # ----------------------------------------------------------------------------------------- models
 
 
-def _models(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="umbel models",
-        description="List the models on this machine: umbel's, those in the caches of Hugging Face and llama.cpp, and "
-        "those of Ollama and LM Studio.",
-    )
-    parser.add_argument("--supported", action="store_true", help="list the families instead, and what runs each")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args(arguments)
+def _models(options: argparse.Namespace) -> int:
     if options.supported:
         _print_families(as_json=options.json)
         return 0
@@ -194,18 +206,9 @@ def _print_json(content: object) -> None:
 # --------------------------------------------------------------------------------------------- rm
 
 
-def _remove(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="umbel rm", description="Remove models that umbel models lists, after asking for each."
-    )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="as umbel models writes it")
-    parser.add_argument(
-        "--converted", action="store_true", help="also what earlier versions of umbel converted, and no longer read"
-    )
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-    options = parser.parse_args(arguments)
+def _remove(options: argparse.Namespace) -> int:
     if not options.names and not options.converted:
-        parser.error("write the NAME of a model that umbel models lists")
+        parser("rm").error("write the NAME of a model that umbel models lists")
     removals = [removal_of(name, model_places()) for name in options.names]  # all are known before one is removed
     if options.converted:
         removals += removals_of_converted(model_places())

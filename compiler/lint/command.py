@@ -36,7 +36,7 @@ Note = tuple[int, str]  # a line, and why the program there was looked at by its
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 without findings, 1 with, 2 for a file that cannot be looked at."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     path, _, name = _split(options.file)
     try:
         subjects, notes = load(Path(path), name or None, by_name("--static", options.static))
@@ -68,20 +68,21 @@ def _split(given: str) -> tuple[str, str, str]:
     return (path, colon, name) if colon and name.isidentifier() else (given, "", "")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    made = argparse.ArgumentParser(
         prog="umbel lint",
         description="Say what keeps prompts from sharing their beginnings, what it costs, and what to write instead. "
         "The file runs as an import of it would; no model is asked. Exit status 1 with findings, 0 without. "
         "A comment '# umbel: noqa[rule]' on the line silences a finding.",
     )
-    parser.add_argument("file", metavar="FILE.py[:program]", help="a Python file with programs, or one of them")
-    parser.add_argument(
+    made.add_argument("file", metavar="FILE.py[:program]", help="a Python file with programs, or one of them")
+    made.add_argument(
         "--shared", action="append", default=[], metavar="NAME", help="an argument that many runs have in common"
     )
-    add_static(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser
+    add_static(made)
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    return made
 
 
 def _print(found: list[Finding], file: SourceFile, counter: Counter, options: argparse.Namespace) -> None:

@@ -43,7 +43,7 @@ class Inspection:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status; a constraint that is refused, or a file that is not there, gives 2."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         kind, source = _read(options.constraint, options.kind)
     except (OSError, ValueError) as error:  # no such file, no text in it, or no name of one
@@ -84,25 +84,26 @@ def inspect(
     return Inspection(kind, source, explored, compress(explored.characters), shortest, unenforced)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    made = argparse.ArgumentParser(
         prog="umbel fsm",
         description="Print the automaton of a constraint, before and after compression. After the first character of "
         "an edge, and along the only edge of a state, there is no choice: jump-forward writes that without the model.",
     )
-    parser.add_argument("constraint", help="a regular expression, a file with a JSON schema, or - for standard input")
-    kinds = parser.add_mutually_exclusive_group()
+    made.add_argument("constraint", help="a regular expression, a file with a JSON schema, or - for standard input")
+    kinds = made.add_mutually_exclusive_group()
     kinds.add_argument("--regex", dest="kind", action="store_const", const="regex", help="it is an expression")
     kinds.add_argument("--schema", dest="kind", action="store_const", const="schema", help="it is a schema or its file")
-    parser.add_argument("--whitespace", choices=("spaced", "compact", "flexible"), default="spaced", help="of JSON")
-    parser.add_argument("--closed", action="store_true", help="objects have no members that the schema does not name")
-    parser.add_argument("--allow-unenforced", action="store_true", help="list keywords that are not honoured")
-    parser.add_argument("--states", type=_positive, default=2_000, help="how many states to explore (2000)")
-    parser.add_argument("--edges", action="store_true", help=f"list the edges of more than {_LISTED} states too")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--dot", type=Path, metavar="FILE", help="write a graph for Graphviz")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the compressed automaton")
-    return parser
+    made.add_argument("--whitespace", choices=("spaced", "compact", "flexible"), default="spaced", help="of JSON")
+    made.add_argument("--closed", action="store_true", help="objects have no members that the schema does not name")
+    made.add_argument("--allow-unenforced", action="store_true", help="list keywords that are not honoured")
+    made.add_argument("--states", type=_positive, default=2_000, help="how many states to explore (2000)")
+    made.add_argument("--edges", action="store_true", help=f"list the edges of more than {_LISTED} states too")
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    made.add_argument("--dot", type=Path, metavar="FILE", help="write a graph for Graphviz")
+    made.add_argument("--svg", type=Path, metavar="FILE", help="draw the compressed automaton")
+    return made
 
 
 def _positive(text: str) -> int:

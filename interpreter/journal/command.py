@@ -22,16 +22,21 @@ _ABOUT = (
 )
 
 
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    made = argparse.ArgumentParser(prog="umbel replay", description=_ABOUT)
+    made.add_argument("journal", help="the file that a run wrote: program.run(..., journal=FILE)")
+    made.add_argument("program", help="FILE.py:NAME of the program")
+    return made
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs the command. Returns the exit code: 0, or 1 where a prompt differs.
 
     Raises:
         JournalError, ParameterError: the journal or the program cannot be used.
     """
-    parser = argparse.ArgumentParser(prog="umbel replay", description=_ABOUT)
-    parser.add_argument("journal", help="the file that a run wrote: program.run(..., journal=FILE)")
-    parser.add_argument("program", help="FILE.py:NAME of the program")
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     file = JournalFile(options.journal, writes=False)
     try:
         program = _program(options.program)

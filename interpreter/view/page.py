@@ -135,16 +135,21 @@ def _path(name: str, path: object) -> Path:
     return Path(os.fspath(path))
 
 
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    made = argparse.ArgumentParser(prog="umbel view", description="Opens the page of a run or of a batch.")
+    made.add_argument("run", metavar="RUN", help="the file that state.save(FILE) or run_batch(..., view=FILE) wrote")
+    made.add_argument("--against", metavar="RUN", help="compare it with another run, text by text")
+    made.add_argument("--output", metavar="FILE", help="write the page there instead of opening it")
+    made.add_argument("--live", action="store_true", help="follow the file of a batch, run_batch(..., view=FILE)")
+    made.add_argument("--port", type=int, default=0, help="of the live page; default: any that is free")
+    made.add_argument("--no-open", action="store_true", help="print the address of the live page, open no browser")
+    return made
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs `umbel view`."""
-    parser = argparse.ArgumentParser(prog="umbel view", description="Opens the page of a run or of a batch.")
-    parser.add_argument("run", metavar="RUN", help="the file that state.save(FILE) or run_batch(..., view=FILE) wrote")
-    parser.add_argument("--against", metavar="RUN", help="compare it with another run, text by text")
-    parser.add_argument("--output", metavar="FILE", help="write the page there instead of opening it")
-    parser.add_argument("--live", action="store_true", help="follow the file of a batch, run_batch(..., view=FILE)")
-    parser.add_argument("--port", type=int, default=0, help="of the live page; default: any that is free")
-    parser.add_argument("--no-open", action="store_true", help="print the address of the live page, open no browser")
-    options = parser.parse_args(list(arguments))
+    options = parser().parse_args(list(arguments))
     if options.live:
         if options.against is not None or options.output is not None:
             raise ParameterError("--live serves a page; leave --against and --output out")

@@ -114,7 +114,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def deploy_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> DeploySettings:
     """Reads the command line; see `read_settings`. Raises ParameterError."""
-    settings = read_settings(_parser(), DeploySettings, arguments, environment)
+    settings = read_settings(parser(), DeploySettings, arguments, environment)
     for name, default in _OF_ONE_SERVER.items():
         if getattr(settings, name) != default:
             raise ParameterError(f"{name} is for `umbel serve`: replicas have no address or file of their own")
@@ -160,36 +160,37 @@ def start_of(settings: DeploySettings) -> ReplicaStart:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    made = argparse.ArgumentParser(
         prog="umbel deploy",
         usage="umbel deploy [MODEL] [--replicas MIN:MAX] [--gpus-per-replica N] [options]",
         description="Serves a model by several replicas on Ray Serve. A call goes where its prefix is cached.",
         epilog="Everything can stand in a TOML file, as of umbel serve. `serve status` and `serve shutdown` are Ray's.",
         argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="as of umbel serve --model; default: Gemma 3 270M")
-    parser.add_argument("--replicas", metavar="N", help="N, or MIN:MAX to scale by the calls in flight; default: 1")
-    parser.add_argument("--gpus-per-replica", type=float, metavar="N", help="reserved by Ray, on one node; default: 0")
-    parser.add_argument("--cpus-per-replica", type=float, metavar="N", help="reserved by Ray, on one node; default: 1")
-    parser.add_argument("--placement", metavar="POLICY", help=f"{', '.join(POLICIES)}; default: added-delay")
-    parser.add_argument(
+    made.add_argument("model", nargs="?", metavar="MODEL", help="as of umbel serve --model; default: Gemma 3 270M")
+    made.add_argument("--replicas", metavar="N", help="N, or MIN:MAX to scale by the calls in flight; default: 1")
+    made.add_argument("--gpus-per-replica", type=float, metavar="N", help="reserved by Ray, on one node; default: 0")
+    made.add_argument("--cpus-per-replica", type=float, metavar="N", help="reserved by Ray, on one node; default: 1")
+    made.add_argument("--placement", metavar="POLICY", help=f"{', '.join(POLICIES)}; default: added-delay")
+    made.add_argument(
         "--calls-per-replica",
         type=float,
         metavar="N",
         help="calls that run or wait at a replica, on the average, for which MIN:MAX makes replicas; default: 32",
     )
-    parser.add_argument("--up-delay", type=float, metavar="SECONDS", help="before replicas are added; default: 10")
-    parser.add_argument("--down-delay", type=float, metavar="SECONDS", help="before replicas end; default: 300")
-    parser.add_argument(
+    made.add_argument("--up-delay", type=float, metavar="SECONDS", help="before replicas are added; default: 10")
+    made.add_argument("--down-delay", type=float, metavar="SECONDS", help="before replicas end; default: 300")
+    made.add_argument(
         "--address",
         help="of a Ray cluster, also RAY_ADDRESS; default: one that runs on this machine, or else a new one; "
         f"{LOCAL!r} always starts a new one",
     )
-    parser.add_argument("--app", metavar="NAME", help="of the application on the cluster; default: umbel")
-    add_shared_options(parser)
-    add_option_groups(parser, left_out={"model", *DeploySettings.__struct_fields__})
-    return parser
+    made.add_argument("--app", metavar="NAME", help="of the application on the cluster; default: umbel")
+    add_shared_options(made)
+    add_option_groups(made, left_out={"model", *DeploySettings.__struct_fields__})
+    return made
 
 
 # ------------------------------------------------------------------------------------------- Ray

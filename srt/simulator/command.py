@@ -225,7 +225,7 @@ def main(arguments: Sequence[str], read_trace: Callable[[Path], CallTrace | None
 
     read_trace: reads a journal or a saved run, which the runtime does not know; None for any other file.
     """
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     steps = Path(options.steps).expanduser() if options.steps else None
     if options.measure or options.fit:
         return _make_steps(options, steps)
@@ -273,57 +273,58 @@ def _scenario(options: argparse.Namespace, settings: ReplicaShape | None, trace:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    made = argparse.ArgumentParser(
         prog="umbel simulate",
         description="Say how a workload would run on a number of replicas: hit rate, waiting, throughput. No model is "
         "computed; docs/simulator.md says what is real.",
     )
-    parser.add_argument(
+    made.add_argument(
         "workload",
         nargs="?",
         help="a workload file (JSON lines of programs), a recording (debug={'recording': FILE}), a journal "
         "(run_batch(journal=FILE)), a saved run (state.save(FILE)), or a shape: "
         "prefixes=64,prefix=1000,own=60,output=1,requests=2000,skew=0,seed=1",
     )
-    parser.add_argument("--replicas", type=int, default=1, help="default: 1")
-    parser.add_argument("--placement", choices=list(POLICIES), default="added-delay", help="default: added-delay")
-    parser.add_argument(
+    made.add_argument("--replicas", type=int, default=1, help="default: 1")
+    made.add_argument("--placement", choices=list(POLICIES), default="added-delay", help="default: added-delay")
+    made.add_argument(
         "--policy", metavar="NAMES", help="order of waiting calls: lpm (default), fcfs, or lpm,fcfs to compare"
     )
-    parser.add_argument(
+    made.add_argument(
         "--pool",
         metavar="TOKENS",
         help="KV pool of each replica; default: 32768; several, such as 10000,20000, compare",
     )
-    parser.add_argument("--max-running", type=int, help="sequences that run together; default: 64")
-    parser.add_argument("--chunk", type=int, help="most rows of prompts in a step; default: 512")
-    parser.add_argument(
+    made.add_argument("--max-running", type=int, help="sequences that run together; default: 64")
+    made.add_argument("--chunk", type=int, help="most rows of prompts in a step; default: 512")
+    made.add_argument(
         "--tiers",
         default="",
         help="slower tiers: host=TOKENS,disk=TOKENS,store=TOKENS; TOKENS@RATE gives tokens a second",
     )
-    parser.add_argument("--coarse", action="store_true", help="closed-form steps in place of real schedulers")
-    parser.add_argument(
+    made.add_argument("--coarse", action="store_true", help="closed-form steps in place of real schedulers")
+    made.add_argument(
         "--arrivals",
         help="all, poisson:RATE (a second) or clients:NUMBER; default: all, or one after the other where "
         "the workload says so",
     )
-    parser.add_argument("--first", type=int, metavar="N", help="the first N programs of a workload file or a journal")
-    parser.add_argument("--model", default="default", help="whose tokenizer encodes texts; default: default")
-    parser.add_argument("--seed", type=int, default=1, help="of random arrivals; default: 1")
-    parser.add_argument("--steps", metavar="FILE", help="the step model; default: one of a 2-core machine")
-    parser.add_argument("--json", metavar="FILE", help="write the figures")
-    parser.add_argument("--svg", metavar="FILE", help="draw them")
-    parser.add_argument("--html", metavar="FILE", help="write a page with the drawing and all figures")
-    parser.add_argument(
+    made.add_argument("--first", type=int, metavar="N", help="the first N programs of a workload file or a journal")
+    made.add_argument("--model", default="default", help="whose tokenizer encodes texts; default: default")
+    made.add_argument("--seed", type=int, default=1, help="of random arrivals; default: 1")
+    made.add_argument("--steps", metavar="FILE", help="the step model; default: one of a 2-core machine")
+    made.add_argument("--json", metavar="FILE", help="write the figures")
+    made.add_argument("--svg", metavar="FILE", help="draw them")
+    made.add_argument("--html", metavar="FILE", help="write a page with the drawing and all figures")
+    made.add_argument(
         "--check",
         action="store_true",
         help="simulate a recording as it was made, and compare: counters, and calls a second",
     )
-    parser.add_argument("--measure", metavar="MODEL", help="run this model, fit a step model, and write it to --steps")
-    parser.add_argument("--fit", metavar="RECORDING", help="fit a step model to a recording, and write it to --steps")
-    return parser
+    made.add_argument("--measure", metavar="MODEL", help="run this model, fit a step model, and write it to --steps")
+    made.add_argument("--fit", metavar="RECORDING", help="fit a step model to a recording, and write it to --steps")
+    return made
 
 
 def _shapes(options: argparse.Namespace) -> list[ReplicaShape | None]:

@@ -1,0 +1,1 @@
+"""The command line: its table of commands, help, completion, and the commands that need no other part."""
