@@ -7,7 +7,9 @@ import pytest
 from umbel.interpreter.cli import main
 from umbel.interpreter.terminal import help as help_module
 from umbel.interpreter.terminal.commands import COMMANDS, GROUPS
-from umbel.interpreter.terminal.help import HelpFormatter, _examples, page_of
+from umbel.interpreter.terminal.help import HelpFormatter, _examples, front_page, page_of
+
+from ...test_house import ROOT
 
 LIGHT = ("new", "run", "chat", "keys", "view", "replay", "completion", "lint", "compile")  # import no runtime
 
@@ -44,6 +46,13 @@ def test_at_80_columns_a_command_has_one_line(
     lines = capsys.readouterr().out.splitlines()
     for command in COMMANDS.values():
         assert f"  {command.name:<12}{command.about}" in lines
+
+
+def test_the_page_of_the_site_has_the_list_and_an_example_of_every_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    page = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
+    assert front_page() in page
+    assert [name for name in COMMANDS if f"\n    umbel {name}" not in page] == []
 
 
 @pytest.mark.parametrize("name", LIGHT)
