@@ -13,6 +13,9 @@ from typing import Any
 from ...lang.errors import MissingExtraError
 
 
+_PACKAGES = {"runtime": "torch", "server": "uvicorn"}  # of an extra, where an import does not name what is missing
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """One command of the command line.
@@ -23,7 +26,6 @@ class Command:
         module: where it lives, from the package on.
         examples: pairs of a command line and what it does.
         extra: the extra of the package that its module needs.
-        package: the package that is missing where an import does not name it.
         by_name: its module has several commands, whose functions take the name first.
     """
 
@@ -32,7 +34,6 @@ class Command:
     module: str
     examples: tuple[tuple[str, str], ...]
     extra: str = ""
-    package: str = ""
     by_name: bool = False
 
     def load(self) -> Any:  # Any: a module with parser() and main()
@@ -42,7 +43,7 @@ class Command:
         except ModuleNotFoundError as error:
             if not self.extra:
                 raise
-            raise MissingExtraError(error.name or self.package, self.extra) from None
+            raise MissingExtraError(error.name or _PACKAGES[self.extra], self.extra) from None
 
     def parser(self) -> argparse.ArgumentParser:
         """Makes the parser of its arguments. Raises MissingExtraError."""
@@ -59,9 +60,6 @@ class Command:
             return int(module.main(arguments, read_trace))
         return int(module.main(self.name, arguments) if self.by_name else module.main(arguments))
 
-
-_RUNTIME = {"extra": "runtime", "package": "torch"}
-_SERVER = {"extra": "server", "package": "uvicorn"}
 
 # The groups of the list of commands, in the order in which a person meets them.
 GROUPS: dict[str, tuple[Command, ...]] = {
@@ -100,7 +98,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "srt.models_command",
             (("umbel pull Qwen/Qwen3-0.6B", ""), ("umbel pull bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M", "")),
             by_name=True,
-            **_RUNTIME,
+            extra="runtime",
         ),
         Command(
             "models",
@@ -108,7 +106,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "srt.models_command",
             (("umbel models", "those on this machine"), ("umbel models --supported", "families that run")),
             by_name=True,
-            **_RUNTIME,
+            extra="runtime",
         ),
         Command(
             "rm",
@@ -116,28 +114,28 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "srt.models_command",
             (("umbel rm Qwen/Qwen3-0.6B", "asks before it removes"),),
             by_name=True,
-            **_RUNTIME,
+            extra="runtime",
         ),
         Command(
             "warm",
             "start a model once, so that its next start finds everything made",
             "interpreter.terminal.warm",
             (("umbel warm Qwen/Qwen3-0.6B", "for the image of a container, say"),),
-            **_RUNTIME,
+            extra="runtime",
         ),
         Command(
             "doctor",
             "look at what umbel needs of this machine, and say what to do",
             "srt.doctor",
             (("umbel doctor", ""),),
-            **_RUNTIME,
+            extra="runtime",
         ),
         Command(
             "eval",
             "measure weight formats of a model on a text",
             "srt.evaluation",
             (("umbel eval default --text README.md --weights int8,int4", "perplexity and divergence of both"),),
-            **_RUNTIME,
+            extra="runtime",
         ),
     ),
     "Servers": (
@@ -150,14 +148,14 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 ("umbel serve --model Qwen/Qwen3-0.6B --api-key team=SECRET", "for clients with a key"),
                 ("umbel serve --config serve.toml", "settings of a file"),
             ),
-            **_SERVER,
+            extra="server",
         ),
         Command(
             "deploy",
             "serve a model by several replicas on Ray Serve",
             "server.ray.command",
             (("umbel deploy default --replicas 2", ""),),
-            **_SERVER,
+            extra="server",
         ),
         Command(
             "keys",
@@ -173,7 +171,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "say what providers would have charged for a recorded run",
             "server.cost",
             (("umbel cost requests.jsonl --price 2.5", "dollars for a million input tokens"),),
-            **_SERVER,
+            extra="server",
         ),
         Command(
             "simulate",
@@ -183,7 +181,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 ("umbel simulate run.jsonl --replicas 4", "the journal of a batch, on four replicas"),
                 ("umbel simulate run.jsonl --pool 10000,20000 --svg pools.svg", "two sizes of the cache"),
             ),
-            **_RUNTIME,
+            extra="runtime",
         ),
     ),
     "Looking into programs": (
@@ -227,7 +225,6 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 ("umbel fsm schema.json --svg schema.svg", "a schema, drawn"),
             ),
             extra="runtime",
-            package="numpy",
         ),
     ),
     "Your shell": (

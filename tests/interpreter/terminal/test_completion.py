@@ -83,7 +83,7 @@ def test_fish_completes_commands_and_options(words: dict[str, Words], tmp_path: 
 
 
 def test_a_command_without_its_extra_is_completed_by_name_alone() -> None:
-    missing = Command("other", "does nothing", "no.such.module", (("umbel other", ""),), extra="server", package="x")
+    missing = Command("other", "does nothing", "no.such.module", (("umbel other", ""),), extra="server")
     assert [option.names for option in words_of(missing).options] == [("-h", "--help")]
 
 
