@@ -12,7 +12,6 @@ from typing import Any
 
 from ...lang.errors import MissingExtraError
 
-
 _PACKAGES = {"runtime": "torch", "server": "uvicorn"}  # of an extra, where an import does not name what is missing
 
 
