@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import umbel as ul
+from umbel.interpreter import loop
 from umbel.interpreter.backends.hosted.openai.profiles import Profile
 from umbel.interpreter.fakes.openai_requests import OpenAIFeatures
 from umbel.interpreter.tool_reader import read_answer
@@ -514,17 +515,64 @@ def test_a_long_result_is_cut_and_says_so() -> None:
     assert run.result == "é" * 50 + "\n[cut: the first 101 of 8000000 bytes]"
 
 
-@pytest.mark.parametrize("choice", ["auto", "required", "add"])
+NAMES = {"add", "capital", "broken"}
+ANY = {"answer", "max_tokens", "max_steps"}
+# Name: options, the names that the first answer may call, how the run may end.
+ORACLE: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {
+    "auto": ({}, NAMES, ANY),
+    "no call": ({"tool_choice": "none"}, set(), {"answer", "max_tokens"}),
+    "required": ({"tool_choice": "required"}, NAMES, ANY),
+    "one at a time": ({"tool_choice": "required", "parallel": False}, NAMES, ANY),
+    "one tool": ({"tool_choice": "add"}, {"add"}, ANY),
+    "an async tool": ({"tool_choice": "capital"}, {"capital"}, ANY),
+    "a tool that raises": ({"tool_choice": "broken"}, {"broken"}, ANY),
+    "the limit": ({"tool_choice": "add", "max_steps": 1}, {"add"}, {"max_steps"}),
+    "a short answer": ({"tool_choice": "none", "max_tokens": 2}, set(), {"max_tokens"}),
+    "short results": ({"tool_choice": "capital", "max_result_bytes": 4}, {"capital"}, ANY),
+}
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[Backend]:
+    backend = LocalBackend()
+    yield backend
+    loop.streams.run(backend.close())
+
+
+@pytest.mark.parametrize("name", ORACLE)
+@pytest.mark.parametrize(
+    "program", [agent, pytest.param(async_agent, marks=pytest.mark.nightly)], ids=["sync", "async"]
+)
 @pytest.mark.filterwarnings("ignore::umbel.TemplateWarning")
-def test_the_oracle_writes_calls_that_fit(choice: str) -> None:
+def test_the_oracle_writes_calls_that_fit(name: str, program: Any, oracle: Backend) -> None:
     """Its texts are as good as random, so that each call fits by the constraint alone."""
-    options = {"tool_choice": choice, "max_tokens": 200, "max_steps": 3, "temperature": 1.0, "seed": 3}
-    result = agent.run(question="?", **options, backend=LocalBackend()).ret_value
-    assert all(not run.result.startswith("error: wrong arguments") for run in result.calls)
-    if choice != "auto":
-        assert result.calls
-    if choice == "add":
-        assert result.calls[0].name == "add"
+    given, first, ends = ORACLE[name]
+    options = {"max_tokens": 90, "max_steps": 2, "temperature": 1.0, "seed": 3} | given
+    if program is agent:
+        state = program.run(question="?", **options, backend=oracle)
+        assert (state["answer"], state["answer_calls"]) == (state.ret_value.answer, list(state.ret_value.calls))
+    else:
+        state = asyncio.run(program.run_async(question="?", **options, backend=oracle))
+    result = state.ret_value
+    assert result.guarantee == "enforced"
+    assert result.ended in ends
+    assert state.usage.calls == result.steps <= options["max_steps"]
+    begun = [run.name for run in result.calls if run.step == 1]
+    assert set(begun) <= first
+    assert begun or name in ("auto", "no call", "the limit", "a short answer")
+    if options["max_steps"] == 1:
+        assert (result.answer, result.calls) == (None, ())  # calls of the last answer are not run
+    if given.get("parallel") is False or given.get("tool_choice") in ("add", "capital", "broken"):
+        assert len({run.step for run in result.calls}) == len(result.calls)
+    for run in result.calls:
+        if run.name == "add":
+            assert (run.result, run.failed) == (str(run.arguments["a"] + run.arguments["b"]), False)
+        elif run.name == "broken":
+            assert (run.result, run.failed) == (f"error: RuntimeError: {run.arguments['reason']}", True)
+        elif "max_result_bytes" in given:
+            assert (run.result, run.cut) == ('{"ca\n[cut: the first 4 of 21 bytes]', True)
+        else:
+            assert run.result == '{"capital":"unknown"}'
 
 
 TEMPLATE = (
