@@ -70,7 +70,8 @@ class Calls:
                 async for event in events:
                     if isinstance(event, Chunk):
                         log.note_piece(asked)
-                        generated += len(event.token_ids) or len(event.text.encode("utf-8", "surrogatepass"))
+                        said = event.reasoning + event.text
+                        generated += len(event.token_ids) or len(said.encode("utf-8", "surrogatepass"))
                         on_chunk(event)
                     else:
                         final = event
@@ -172,7 +173,16 @@ async def _deliver(final: Final, request: GenRequest, on_chunk: OnChunk) -> None
     """Gives readers the text of a recorded result, in one piece, and other streams their turn."""
     if request.stream:
         for index, completion in enumerate(final.completions):
-            on_chunk(Chunk(request.id, index, completion.text, completion.token_ids, completion.logprobs))
+            on_chunk(
+                Chunk(
+                    request.id,
+                    index,
+                    completion.text,
+                    completion.token_ids,
+                    completion.logprobs,
+                    reasoning=completion.reasoning,
+                )
+            )
     await asyncio.sleep(0)
 
 

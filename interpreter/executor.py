@@ -34,7 +34,7 @@ from .guarantees import capturing, guarantee
 from .guarantees.guarantee import Reply
 from .loop import Signal
 from .position import Position, Reached, media_text, since, text_of
-from .reasoning import Splitter, split_reasoning
+from .reasoning import ReasoningTags, Split, Splitter, split_reasoning
 from .run import Run
 from .speculation.speculator import Speculator
 from .steps import BranchOff, Concatenate, Converse, Elsewhere, Gather, Joined, Keep, Late, Mark, Recall, Step
@@ -437,13 +437,14 @@ def not_needed() -> BranchCancelledError:
 class _Delivery:
     """Delivers the text of one request to readers: pieces as they come, then the rest."""
 
-    __slots__ = ("_executor", "_said", "_splitter", "_step", "_tail")
+    __slots__ = ("_apart", "_executor", "_said", "_splitter", "_step", "_tail")
 
     def __init__(self, executor: Executor, step: Step) -> None:
         self._executor = executor
         self._step = step
         self._tail = ""
         self._splitter: Splitter | None = None
+        self._apart = False  # the provider gives reasoning apart from the text
         if step.tags is not None:
             self._tail = executor.position.prompt.text[-len(step.tags.open) - 16 :]
             self._splitter = Splitter(step.tags, self._tail)
@@ -455,7 +456,10 @@ class _Delivery:
             return
         facts = meta_of_chunk(chunk)
         text = chunk.text
-        if self._splitter is not None:
+        self._apart = self._apart or bool(chunk.reasoning)
+        if self._splitter is not None and self._apart:
+            _given(self._step.reasoning).feed.append(chunk.reasoning, facts)
+        elif self._splitter is not None:
             split = self._splitter.feed(text)
             _given(self._step.reasoning).feed.append(split.reasoning, facts)
             text = split.answer
@@ -466,12 +470,17 @@ class _Delivery:
         """Appends the text to the prompt and resolves the bindings. `facts`: about each continuation."""
         values = [completion.text for completion in final.completions]
         if self._step.tags is not None:
-            splits = [split_reasoning(self._step.tags, self._tail, value) for value in values]
+            splits = [self._split(completion, self._step.tags) for completion in final.completions]
             values = [split.answer for split in splits]
             _resolve(_given(self._step.reasoning), [split.reasoning for split in splits], facts)
         self._append(final.completions[0], values[0], capabilities)
         self._say(values[0][self._said :], facts[0])
         _resolve(_given(self._step.binding), values, facts)
+
+    def _split(self, completion: Completion, tags: ReasoningTags) -> Split:
+        if completion.reasoning:
+            return Split(completion.reasoning, completion.text)
+        return split_reasoning(tags, self._tail, completion.text)
 
     def _append(self, completion: Completion, text: str, capabilities: Capabilities) -> None:
         """Appends the text; as token ids as far as the backend keeps them, so that it need not tokenize again."""

@@ -456,7 +456,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 class Chunk(_Wire, frozen=True):
     """More text of one continuation. Text is never cut inside a character, nor inside a possible stop string.
 
-    `begun`: on the first chunk of a request that asks for it; its figures are those of the Final.
+    `begun`: on the first chunk of a request that asks for it; its figures are those of the Final. `reasoning`: more of
+    the model's reasoning, from a provider that gives it in a field of its own.
     """
 
     id: str
@@ -465,6 +466,7 @@ class Chunk(_Wire, frozen=True):
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     begun: Begun | None = None
+    reasoning: str = ""
 
 
 TextOrigin = Literal["forced", "guessed"]  # of generated text that took no step of its own
@@ -481,7 +483,8 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
     `forced_tokens`: how many of `token_ids` the constraint left no choice about. `guessed_tokens`: how many the runtime
     guessed right and computed along with the token before them; None where this is not told. `spans`: characters
     [start, end) of `text` that these tokens spell, in order.
-    `calls`: of tools, in the provider's own fields; they stand at the end of `text` as well.
+    `calls`: of tools, in the provider's own fields; they stand at the end of `text` as well. `reasoning`: what the
+    model thought before `text`, where the provider gives it in a field of its own.
     `guarantee`: "enforced" when the text had to satisfy a constraint, else "". `unenforced`: (keyword, path) of the
     schema's demands that were not enforced; possible only with `allow_unenforced`. `narrowed`: (keyword, path, how)
     where fewer texts could come than the schema admits.
@@ -501,6 +504,7 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
     calls: tuple[ToolCall, ...] = ()
     guessed_tokens: int | None = None
     spans: tuple[tuple[TextOrigin, int, int], ...] = ()
+    reasoning: str = ""
 
 
 class RequestTimes(msgspec.Struct, frozen=True, array_like=True):

@@ -20,7 +20,6 @@ import msgspec
 from msgspec import Meta
 
 from ...lang import checks
-from ...lang.ops import REASONING_TAGS
 from ...lang.prompt import Media, Part, Text
 from ...lang.protocol import FinishReason, Usage
 from ...lang.sampling import MAX_TOKENS, SamplingParams
@@ -28,8 +27,7 @@ from ...lang.tool_calls import ToolCall
 from ..backends.echo_answers import Script
 from ..backends.echo_tokens import pieces, prompt_tokens
 from ..backends.hosted.conversation import Conversation
-from ..reasoning import ReasoningTags, split_reasoning
-from .openai import Json, Said, said_of
+from .openai import Json, Said, said_of, split_thoughts
 from .provider import (
     Answered,
     FakeOptions,
@@ -53,7 +51,6 @@ from .provider import (
 from .server import AnswerEvents, Exchange, HttpRequest, at_once
 
 ABILITIES = ("completion", "vision", "tools", "thinking")
-_TAGS = ReasoningTags(*REASONING_TAGS["qwen3"])
 
 
 class OllamaOptions(JsonBody):
@@ -227,7 +224,7 @@ class _OllamaQuestion(Question):
         (text,) = said
         thoughts = ""
         if self.thinks:
-            split = split_reasoning(_TAGS, "", text, opened=True)
+            split = split_thoughts(text)
             thoughts, text = split.reasoning, split.answer
         limit = asked.options.num_predict
         sampling = SamplingParams(max_tokens=MAX_TOKENS if limit < 0 else limit, stop=tuple(asked.options.stop))

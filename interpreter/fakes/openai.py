@@ -19,13 +19,14 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Unpack
 
 import msgspec
 
 from ...lang import checks
 from ...lang.errors import UmbelError
+from ...lang.ops import REASONING_TAGS
 from ...lang.prompt import Part, Text
 from ...lang.protocol import Completion, ConstraintSpec, FinishReason, TokenLogprob, Usage
 from ...lang.sampling import MAX_TOKENS, SamplingParams
@@ -35,6 +36,7 @@ from ..backends.echo_answers import Script, checked_scores, cut, hashed_logprobs
 from ..backends.echo_tokens import PrefixCache, pieces, prompt_tokens
 from ..backends.hosted.conversation import Conversation
 from ..guarantees import expressions
+from ..reasoning import ReasoningTags, Split, split_reasoning
 from ..tool_reader import read_answer
 from .openai_requests import (
     OPENAI,
@@ -69,6 +71,7 @@ Scores = Mapping[str, float | Sequence[float]]
 
 _MADE = 1_700_000_000  # seconds since 1970, of every answer
 _ROUTE = re.compile(r"/(?:v1|openai/v1|openai/deployments/[^/]+|openai)/(.*)")
+_TAGS = ReasoningTags(*REASONING_TAGS["qwen3"])
 _KINDS = {401: "invalid_request_error", 429: "rate_limit_exceeded", 500: "server_error", 503: "server_error"}
 
 
@@ -81,12 +84,14 @@ class Said:
         texts: of its tokens.
         calls: of tools, where some are offered.
         content: the text without them.
+        thoughts: in a field of their own, before the text.
     """
 
     completion: Completion
     texts: list[str]
     calls: tuple[ToolCall, ...] = ()
     content: str = ""
+    thoughts: str = ""
 
     @property
     def tokens(self) -> list[tuple[str, str, TokenLogprob | None]]:
@@ -113,6 +118,11 @@ def said_of(text: str, prompt: str, form: Form | None, sampling: SamplingParams,
         completion = msgspec.structs.replace(completion, logprobs=logprobs)
     read = read_answer(FENCED, tools, completion.text)
     return Said(completion, texts, read.calls, read.content)
+
+
+def split_thoughts(text: str) -> Split:
+    """Splits a script's answer into thoughts and answer, for servers that have a field for each."""
+    return split_reasoning(_TAGS, "", text, opened=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +186,22 @@ class Telling:
 
 @dataclass(frozen=True, slots=True)
 class ChatChoices:
-    """Choices of a chat request. `logprobs`: they are asked for."""
+    """Choices of a chat request.
+
+    Attributes:
+        logprobs: they are asked for.
+        reasoning: the field for thoughts.
+    """
 
     NAME: ClassVar[str] = "chat.completion"
     EVENT: ClassVar[str] = "chat.completion.chunk"
     logprobs: bool
+    reasoning: str = ""
 
     def whole(self, said: Said) -> Json:
         message: Json = {"role": "assistant", "content": said.completion.text, "refusal": None}
+        if said.thoughts:
+            message[self.reasoning] = said.thoughts
         if said.calls:
             calls = [_made(number, call) for number, call in enumerate(said.calls)]
             return {"message": {**message, "content": said.content or None, "tool_calls": calls}, "logprobs": None}
@@ -193,6 +211,10 @@ class ChatChoices:
         return [{"delta": {"role": "assistant", "content": "", "refusal": None}, "logprobs": None}]
 
     def pieces(self, said: Said) -> list[Json]:
+        thoughts: list[Json] = [{self.reasoning: text} for text in pieces(said.thoughts)]
+        return [*({"delta": each, "logprobs": None} for each in thoughts), *self._pieces(said)]
+
+    def _pieces(self, said: Said) -> list[Json]:
         if said.calls:
             told: list[Json] = [{"content": text} for text in pieces(said.content)]
             for number, call in enumerate(said.calls):
@@ -395,7 +417,7 @@ class FakeOpenAI(FakeProvider):
             sent, asked = written(Conversation(turns, ())), meant(turns)
         most = body.max_completion_tokens or body.max_tokens or MAX_TOKENS
         sampling = body.ending(most, body.min_tokens, bool(body.logprobs), body.top_logprobs or 0)
-        mode = ChatChoices(bool(body.logprobs))
+        mode = ChatChoices(bool(body.logprobs), self.features.reasoning)
         n = body.n or 1
         return _OpenAIQuestion(asked, n, self._cache, sent, sampling, _form(body), body, mode, n, self.features)
 
@@ -443,7 +465,12 @@ class _OpenAIQuestion(Question):
         prompt = "".join(part.text for part in self.meant if isinstance(part, Text))
         texts = said or [""] * self.choices
         tools = offered(self.body) if isinstance(self.body, ChatBody) else ()
-        continuations = [said_of(text, prompt, self.form, self.sampling, tools) for text in texts]
+        apart = isinstance(self.mode, ChatChoices) and self.features.reasoning
+        splits = [split_thoughts(text) if apart else Split("", text) for text in texts]
+        continuations = [
+            replace(said_of(split.answer, prompt, self.form, self.sampling, tools), thoughts=split.reasoning)
+            for split in splits
+        ]
         strict = strict_schemas(self.body) if isinstance(self.body, ChatBody) else {}
         for call in (call for one in continuations for call in one.calls if call.name in strict):
             of_schema(strict[call.name]).shaped(call.arguments, SamplingParams(max_tokens=MAX_TOKENS))
@@ -453,7 +480,8 @@ class _OpenAIQuestion(Question):
         self.cache.insert(salt, ids)
         for one in continuations:
             self.cache.insert(salt, [*ids, *one.completion.token_ids])
-        usage = Usage(len(ids), cached, sum(len(one.completion.token_ids) for one in continuations), 1)
+        generated = sum(len(one.completion.token_ids) + len(pieces(one.thoughts)) for one in continuations)
+        usage = Usage(len(ids), cached, generated, 1)
         options = self.body.stream_options
         include = options is not None and options.include_usage
         telling = Telling(self.body.model, self.mode, usage, include, self.features.names_stop)

@@ -40,6 +40,8 @@ class OpenAIFeatures:
         owned_by: what GET /v1/models says.
         tools: chat requests may offer tools; the model's calls are those that the script spells in umbel's fence.
         supported_parameters: that GET /v1/models names for each model, with prices, as OpenRouter; none for neither.
+        reasoning: the field of answers for thoughts, which a script writes in <think> and </think> before its answer:
+            "reasoning" as OpenRouter, "reasoning_content" as SGLang; "" leaves them in the text.
         breakpoints: parts of messages, answers apart, may have a `prompt_cache_breakpoint`.
     """
 
@@ -59,6 +61,7 @@ class OpenAIFeatures:
     breakpoints: bool = False
     supported_parameters: frozenset[str] = frozenset()
     tools: bool = True
+    reasoning: Literal["", "reasoning", "reasoning_content"] = ""
 
     def __post_init__(self) -> None:
         checks.record(self)
@@ -276,6 +279,7 @@ OPENROUTER = OpenAIFeatures(
             *("seed", "stop", "max_tokens", "response_format", "structured_outputs", "tools", "tool_choice"),
         }
     ),
+    reasoning="reasoning",
 )
 
 B = TypeVar("B", ChatBody, CompletionBody)

@@ -300,7 +300,8 @@ def _answer(told: Object, calls: int = 0) -> Object:
     """
     if "error" in told:
         return {"error": {"message": str(told["error"])}}
-    message: Object = {"content": (told.get("message") or {}).get("content") or ""}
+    said = told.get("message") or {}
+    message: Object = {"content": said.get("content") or "", "reasoning": said.get("thinking")}
     if called := _calls_of(told):
         functions = [each.get("function") or {} for each in called]
         message["tool_calls"] = [

@@ -41,6 +41,7 @@ class _Growing:
         self._wrapping: list[str] = []
         self._released: list[str] = []
         self.length = 0  # characters received
+        self.thoughts: list[str] = []  # pieces of the model's reasoning
         self.reason: FinishReason | None = None
         self.matched: str | int | None = None
         self.logprobs: list[TokenLogprob] = []
@@ -58,6 +59,11 @@ class _Growing:
             self._wrapping.append(text)
             return ""
         return self._release(self._cutter.feed(text))
+
+    def think(self, text: str) -> None:
+        """Takes more of the model's reasoning."""
+        self.length += len(text)
+        self.thoughts.append(text)
 
     def call(self, pieces: Sequence[SaidCall]) -> None:
         """Takes more of the calls of tools."""
@@ -133,16 +139,18 @@ class _Growing:
             tuple(kept),
             guarantee="enforced" if called or (constrained and whole) else "",
             calls=calls,
+            reasoning="".join(self.thoughts),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """More of a continuation, and the log-probabilities of the tokens that came with it."""
+    """More of a continuation, the log-probabilities of the tokens that came with it, and more of its reasoning."""
 
     index: int
     text: str
     logprobs: tuple[TokenLogprob, ...]
+    reasoning: str = ""
 
 
 class Answer:
@@ -198,6 +206,9 @@ class Answer:
             if growing.reason is not None:
                 continue  # it was cut here; the server does not know
             text = self._text(choice)
+            said = choice.message or choice.delta
+            thoughts = said.thoughts if said is not None else ""
+            growing.think(thoughts)
             logprobs = logprobs_of(choice.logprobs)
             growing.logprobs.extend(logprobs)
             released = growing.receive(text)
@@ -206,8 +217,8 @@ class Answer:
                 raise self._broken(f"more text than max_tokens={self._plan.most_tokens} allows, and did not stop")
             if choice.finish_reason:  # some servers say "" until the end
                 released += growing.end(self._reason(choice.finish_reason), choice.stop_reason)
-            if released:
-                given.append(Given(choice.index, released, logprobs))
+            if released or thoughts:
+                given.append(Given(choice.index, released, logprobs, thoughts))
         return given
 
     def check_whole(self) -> None:
@@ -284,7 +295,7 @@ async def chunks(
         async with contextlib.aclosing(events):
             while (given := await session.once(events.next(), deadline)) is not None:
                 for each in given if request.stream else ():
-                    yield Chunk(request.id, each.index, each.text, logprobs=each.logprobs)
+                    yield Chunk(request.id, each.index, each.text, logprobs=each.logprobs, reasoning=each.reasoning)
 
 
 async def _whole(client: Client, plan: Plan, answer: Answer, provider: Provider, read: Reading) -> None:

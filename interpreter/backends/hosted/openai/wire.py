@@ -98,6 +98,12 @@ class _Said(msgspec.Struct):
     content: str | None = None
     refusal: str | None = None
     tool_calls: list[SaidCall] | None = None
+    reasoning: str | None = None  # of OpenRouter, and of vLLM
+    reasoning_content: str | None = None  # of SGLang, of llama.cpp, and of vLLM before 0.12
+
+    @property
+    def thoughts(self) -> str:
+        return self.reasoning or self.reasoning_content or ""
 
 
 class Choice(msgspec.Struct):
