@@ -101,7 +101,7 @@ class ThinkingConfig(GeminiJson):
     include_thoughts: bool | None = None
 
 
-class GenerationConfig(GeminiJson):
+class GeminiSampling(GeminiJson):
     max_output_tokens: Annotated[int, Meta(ge=1)] = MAX_TOKENS
     stop_sequences: Annotated[list[str], Meta(max_length=5)] = []
     candidate_count: Annotated[int, Meta(ge=1, le=8)] = 1
@@ -147,7 +147,7 @@ class GenerateContentBody(GeminiJson):
 
     contents: Annotated[list[GeminiContent], Meta(min_length=1)]
     system_instruction: GeminiContent | None = None
-    generation_config: GenerationConfig = msgspec.field(default_factory=GenerationConfig)
+    generation_config: GeminiSampling = msgspec.field(default_factory=GeminiSampling)
     tools: list[GeminiTools] = []
     tool_config: ToolConfig | None = None
     safety_settings: list[SafetySetting] = []

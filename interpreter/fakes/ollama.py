@@ -53,7 +53,7 @@ from .server import AnswerEvents, Exchange, HttpRequest, at_once
 ABILITIES = ("completion", "vision", "tools", "thinking")
 
 
-class OllamaOptions(JsonBody):
+class OllamaSampling(JsonBody):
     """`options` of a request: those that are played, and those that only have to be of their type."""
 
     num_predict: int = -1
@@ -108,7 +108,7 @@ class OllamaBody(JsonBody):
     messages: list[OllamaMessage]
     tools: list[OllamaTool] = []
     format: Schema | Literal["json", ""] = ""
-    options: OllamaOptions = msgspec.field(default_factory=OllamaOptions)
+    options: OllamaSampling = msgspec.field(default_factory=OllamaSampling)
     stream: bool = True
     keep_alive: str | float | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
