@@ -147,6 +147,28 @@ def as_regex(source: str) -> str | None:
         raise ConstraintError(f"constraint: {error}") from None
 
 
+@lru_cache(maxsize=256)
+def as_gbnf(source: str) -> str | None:
+    """Writes an expression as a GBNF grammar of exactly its texts; None where it has none, or a very long one.
+
+    Raises:
+        ConstraintError: the expression is wrong, or beyond the limits.
+    """
+    from ...fsm.composed.reading import opened_grammar
+    from ...fsm.engines.gbnf import gbnf_of
+    from ...fsm.errors import ConstraintRefused, Unsupported
+
+    check_installed()
+    try:
+        return gbnf_of(opened_grammar(source, lenient=False))
+    except Unsupported:
+        return None
+    except ConstraintRefused as error:
+        raise ConstraintError(f"constraint: {error}") from None
+    except RecursionError:
+        raise ConstraintError("constraint: it is nested too deeply; write a flatter one") from None
+
+
 def first_match(patterns: Iterable[str], text: str) -> tuple[int, int, str] | None:
     """Finds the match of a `stop_regex` that ends first: (start, end, pattern), in characters; the longest of those
     that end together.

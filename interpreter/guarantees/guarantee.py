@@ -165,15 +165,20 @@ def lower(backend: Backend, constraint: ConstraintSpec, *, allow_best_effort: bo
 
 def _readings(constraint: ConstraintSpec, capabilities: Capabilities) -> list[ConstraintSpec]:
     """Returns the constraint and its equivalent forms. Raises ConstraintError: it is wrong."""
-    pattern: str | None = None
+    enforced = capabilities.constraints
+    pattern = grammar = None
     match constraint.kind:
         case "choices":
             pattern = alternatives(json.loads(constraint.source))
-        case "expression" if "regex" in capabilities.constraints and "expression" not in capabilities.constraints:
-            pattern = expressions.as_regex(constraint.source)
-    if pattern is None:
-        return [constraint]
-    return [constraint, msgspec.structs.replace(constraint, kind="regex", source=pattern)]
+        case "expression" if "expression" not in enforced:
+            pattern = expressions.as_regex(constraint.source) if "regex" in enforced else None
+            grammar = expressions.as_gbnf(constraint.source) if pattern is None and "gbnf" in enforced else None
+    readings = [constraint]
+    if pattern is not None:
+        readings.append(msgspec.structs.replace(constraint, kind="regex", source=pattern))
+    if grammar is not None:
+        readings.append(msgspec.structs.replace(constraint, kind="gbnf", source=grammar))
+    return readings
 
 
 def _is_enforced(backend: Backend, constraint: ConstraintSpec) -> bool:

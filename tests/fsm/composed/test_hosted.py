@@ -1,4 +1,4 @@
-"""Expressions on hosted models: enforced as a regular expression where a provider takes it, else validated."""
+"""Expressions on hosted models: enforced as a regular expression or a grammar where taken, else validated."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from umbel.interpreter.fakes.anthropic import AnthropicFeatures, FakeAnthropic
 from umbel.interpreter.fakes.openai import FakeOpenAI
 from umbel.interpreter.fakes.sglang import FakeSGLang
 from umbel.lang.protocol import Backend, Capabilities
+from umbel.testing import LLAMA_CPP, VLLM
 
 pytestmark = pytest.mark.filterwarnings("ignore::umbel.TemplateWarning")
 
@@ -26,6 +27,8 @@ LISTED = "Books: " + ul.json(Book).capture("book").repeat(1, 2, separator="; ")
 BOOKS = 'Books: {"title":"A",\n"year":1}; {"year": 2, "title": "B"}'  # blanks and order as models write them
 
 Serve = Callable[[Any], Any]  # Any: a script; a fake server
+SPELLED = 'Books: {"title": "A", "year": 1}; {"title": "B", "year": 2}'  # as a grammar admits them
+GRAMMARS = ("sglang", "vllm", "llama.cpp")  # servers that take GBNF
 PLACES: dict[str, tuple[Serve, Callable[[Any], Backend], bool]] = {
     "gpt-4o": (
         lambda script: FakeOpenAI(script, models=["gpt-4o"]),
@@ -40,6 +43,16 @@ PLACES: dict[str, tuple[Serve, Callable[[Any], Backend], bool]] = {
     "sglang": (
         FakeSGLang,
         lambda server: ul.RuntimeEndpoint(server.address, api_key=server.api_key),
+        True,
+    ),
+    "vllm": (
+        lambda script: FakeOpenAI(script, features=VLLM),
+        lambda server: ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key),
+        True,
+    ),
+    "llama.cpp": (
+        lambda script: FakeOpenAI(script, features=LLAMA_CPP),
+        lambda server: ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key),
         True,
     ),
     "claude": (
@@ -65,7 +78,30 @@ def test_an_expression_of_characters_is_enforced_where_expressions_are(place: st
         assert state.meta("kind")["tries"] == (1 if enforces else 2)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", GRAMMARS)
+def test_an_expression_with_json_inside_is_enforced_where_grammars_are(place: str) -> None:
+    serve, connect, _ = PLACES[place]
+    with serve([SPELLED, "((7))"]) as server:
+        backend = connect(server)
+        state = asked.run(constraint=LISTED, backend=backend)
+        assert state.value("book") == [Book("A", 1), Book("B", 2)]
+        assert (state.meta("x")["guarantee"], state.meta("x")["tries"]) == ("enforced", 1)
+        nested = ul.recursive(lambda e: "(" + (ul.json(int) | e) + ")")
+        state = asked.run(constraint=nested, backend=backend)
+        assert (state["x"], state.meta("x")["guarantee"]) == ("((7))", "enforced")
+        bodies = [str(request.body) for request in server.requests]
+    assert all("root ::= " in body for body in bodies)
+
+
+def test_a_server_that_reads_a_grammar_refuses_what_the_expression_does() -> None:
+    serve, connect, _ = PLACES["llama.cpp"]
+    with serve(lambda text: "Books: none") as server:
+        with pytest.raises(ul.EngineError, match="breaks the form"):
+            _ = asked.run(constraint=LISTED, backend=connect(server))["x"]
+        server.errors.clear()
+
+
+@pytest.mark.parametrize("place", [place for place in PLACES if place not in GRAMMARS])
 def test_an_expression_with_json_inside_is_validated_and_asked_for_again(place: str) -> None:
     serve, connect, _ = PLACES[place]
     with serve(["Books: none", BOOKS]) as server:
