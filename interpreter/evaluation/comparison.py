@@ -16,7 +16,7 @@ from ...lang.errors import ParameterError, shown
 from ..data.rows import listed
 from .intervals import interval_of_differences, is_proportion, paired_test
 from .report import EvaluationReport
-from .rows import EvaluatedRow, simple
+from .rows import EvaluatedRow, short, simple
 from .texts import Field, counted, laid_out, listed_rows, number, signed
 
 _SHOWN = 3  # rows that changed, in each direction
@@ -134,20 +134,18 @@ class Comparison:
         for name, numbers in (("better", self.main.better), ("worse", self.main.worse)):
             yield name, f"{counted(len(numbers), 'row')}{': ' * bool(numbers)}{listed_rows(numbers)}"
             for before, after in self._pairs(numbers[:_SHOWN]):
-                yield name, _changed(before, after)
+                yield name, _changed(before, after, self.first.label)
         yield "cost", f"{_spent(self.first)} → {_spent(self.second)}"
 
 
-def _changed(before: EvaluatedRow, after: EvaluatedRow) -> str:
+def _changed(before: EvaluatedRow, after: EvaluatedRow, label: str) -> str:
     """Returns what the programs said of one row, then the row."""
-    names = dict.fromkeys([*before.variables, *after.variables])
     facts = []
-    for name in names:
+    for name in dict.fromkeys([*before.variables, *after.variables]):
         one, other = before.variables.get(name), after.variables.get(name)
-        facts.append(f"{name}: {shown(one)} → {shown(other)}" if one != other else f"{name}={shown(one)}")
-    facts += [f"{side.error}" for side in (before, after) if side.error]
-    facts += [f"{name}={shown(value)}" for name, value in before.inputs.items()][:4]
-    return f"row {before.row}: {', '.join(facts)}"
+        facts.append(f"{name}: {short(one)} → {short(other)}" if one != other else f"{name}={short(one)}")
+    facts += [f"{side.error} in the {name}" for side, name in ((before, "first"), (after, "second")) if side.error]
+    return f"row {before.row}: {', '.join([*facts, *after.described_inputs(label)])}"
 
 
 def _spent(report: EvaluationReport) -> str:

@@ -106,6 +106,8 @@ def evaluate(
         error_score=float(error_score),
         seconds=0.0,
         results=(),
+        variable=metric.variable if isinstance(metric, Matching) else "",
+        label=metric.label if isinstance(metric, Matching) else "",
     )
     file = _output(output, if_exists)
     try:

@@ -76,6 +76,8 @@ class EvaluationReport(Framed):
         error_score: figure of a failed program where the metric gives numbers.
         seconds: that the evaluation took, by the clock on the wall.
         results: the rows, in the order of the data.
+        variable: that the metric compares; "" for a metric of another kind than `umbel.exact_match`.
+        label: the column that it compares the variable with, or "".
     """
 
     program: str
@@ -86,6 +88,8 @@ class EvaluationReport(Framed):
     error_score: float
     seconds: float
     results: tuple[EvaluatedRow, ...]
+    variable: str = ""
+    label: str = ""
 
     # -------------------------------------------------------------------------------- figures
 
@@ -202,30 +206,40 @@ class EvaluationReport(Framed):
 
         return compare(self, other)
 
-    def calibration(self, variable: str, label: str, *, bins: int = 10, equal_counts: bool = False) -> "Calibration":
+    def calibration(
+        self, variable: str | None = None, label: str | None = None, *, bins: int = 10, equal_counts: bool = False
+    ) -> "Calibration":
         """Compares the probabilities of a select with how often it is right.
 
             print(report.calibration("answer", "label"))
 
         Args:
-            variable: the variable of the select.
-            label: the column with the right choice, compared as `umbel.exact_match` does.
+            variable: the variable of the select; default: that of the metric `umbel.exact_match`.
+            label: the column with the right choice, compared as `umbel.exact_match` does; default: that of the metric.
             bins: number of bins of confidence, 1 to 100; default: 10.
             equal_counts: bins of as many rows each, in place of bins of equal width; default: False.
 
         Raises:
-            ParameterError: no row has the probabilities, or the column, or a label that is one of the choices.
+            ParameterError: no row has the probabilities, or the column, or a label that is one of the choices; or the
+                metric names no variable, and none is given.
         """
         from .calibration import calibration
 
-        return calibration(self, variable, label, bins=bins, equal_counts=equal_counts)
+        names = (self.variable if variable is None else variable, self.label if label is None else label)
+        if not all(names):
+            raise ParameterError(
+                f"calibration({shown(variable)}, {shown(label)}): the metric {self.metric} names no variable and no "
+                'column; write calibration("answer", "label") with the variable of a select and the column of right '
+                "choices"
+            )
+        return calibration(self, *names, bins=bins, equal_counts=equal_counts)
 
     # -------------------------------------------------------------------------------- files
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as JSON has it: its figures, cost and errors, and all rows."""
         about: dict[str, Any] = {"format": _FORMAT, "umbel": __version__}
-        for name in ("program", "data", "metric", "model", "seed", "error_score", "seconds"):
+        for name in ("program", "data", "metric", "model", "seed", "error_score", "seconds", "variable", "label"):
             about[name] = getattr(self, name)
         about["figures"] = self.figures
         about["errors"] = self.errors
@@ -299,16 +313,16 @@ class EvaluationReport(Framed):
         if self.failed:
             kinds = ", ".join(f"{kind} {count}" for kind, count in self.errors.items())
             yield "failed", f"{counted(len(self.failed), 'program')}, counted as wrong: {kinds}"
-            yield from (("failed", row.described()) for row in self.failed[:_SHOWN])
+            yield from (("failed", row.described(self.label)) for row in self.failed[:_SHOWN])
         if self.unmeasured:
             numbers = listed_rows(row.row for row in self.unmeasured)
             count = counted(len(self.unmeasured), "row")
             yield "not measured", f"{count}, counted for nothing, as the metric raised: {numbers}"
-            yield from (("not measured", row.described()) for row in self.unmeasured[:_SHOWN])
+            yield from (("not measured", row.described(self.label)) for row in self.unmeasured[:_SHOWN])
         yield "cost", self._cost()
         yield "time", self._time()
-        yield from (("worst", row.described()) for row in self.worst())
-        yield from (("slowest", f"{row.seconds:.2f} s, {row.described()}") for row in self.slowest(3))
+        yield from (("worst", row.described(self.label)) for row in self.worst())
+        yield from (("slowest", f"{row.seconds:.2f} s, {row.described(self.label)}") for row in self.slowest(3))
 
     def _cost(self) -> str:
         usage, dollars = self.cost.usage, self.cost.dollars
@@ -324,7 +338,7 @@ class EvaluationReport(Framed):
 
     def _time(self) -> str:
         found = [row.seconds for row in self.results if row.seconds is not None]
-        each = f"; a program {median(found):.2f} s in the median" if found else ""
+        each = f"; a program {median(found):.2f} s in the median, next to others" if found else ""
         return f"{self.seconds:.1f} s in all{each}"
 
 

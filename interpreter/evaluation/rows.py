@@ -20,7 +20,7 @@ from ..stream import Stream
 
 _COLUMN = "evaluation"
 _LONGEST_VALUE = 44  # characters of a value in a list of rows
-_MOST_VALUES = 6  # of a row in such a list
+_MOST_VALUES = 6  # of a row in such a list: variables, the right value, columns
 
 
 class EvaluatedRow(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -50,15 +50,24 @@ class EvaluatedRow(msgspec.Struct, frozen=True, omit_defaults=True):
     cost: Cost = Cost()
     probabilities: dict[str, dict[str, float]] = {}
 
-    def described(self) -> str:
-        """Returns the row in one line: its number, its error, then variables and input, shortened."""
+    def described(self, label: str = "") -> str:
+        """Returns the row in one line: its number, its error, the variables, the right value, other columns; shortened.
+
+        Args:
+            label: the column with the right value; "" for none.
+        """
         error = self.error or self.metric_error
         facts = [f"{error}: {shortened(self.message, 160)}"] if error else []
-        values = {**self.variables, **{name: v for name, v in self.inputs.items() if name not in self.variables}}
-        for name, value in list(values.items())[:_MOST_VALUES]:
+        for name, value in list(self.variables.items())[:_MOST_VALUES]:
             certain = self.probabilities.get(name, {}).get(value if isinstance(value, str) else "")
-            facts.append(f"{name}={_short(value)}" + ("" if certain is None else f" ({certain:.0%})"))
-        return f"row {self.row}: " + ", ".join(facts)
+            facts.append(f"{name}={short(value)}" + ("" if certain is None else f" ({certain:.0%})"))
+        return f"row {self.row}: " + ", ".join([*facts, *self.described_inputs(label)])
+
+    def described_inputs(self, label: str) -> list[str]:
+        """Returns the right value, if there is a column of it, then the other columns, shortened."""
+        facts = [f"right is {short(self.inputs[label])}"] if label in self.inputs else []
+        others = [f"{name}={short(value)}" for name, value in self.inputs.items() if name != label]
+        return facts + others[: _MOST_VALUES - len(self.variables) - len(facts)]
 
     def flat(self) -> dict[str, Any]:
         """Returns the row as a dict of columns: `row`, the input, the variables, the figures, `error`, `seconds` and
@@ -77,7 +86,8 @@ class EvaluatedRow(msgspec.Struct, frozen=True, omit_defaults=True):
         return found
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """Returns a value for a list of rows."""
     return shortened(shown(value), _LONGEST_VALUE)
 
 

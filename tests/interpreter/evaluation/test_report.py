@@ -225,6 +225,20 @@ def test_bins_have_the_accuracy_and_the_confidence_of_their_rows(calibrated: ul.
     assert "0.200, 5 bins of equal width, 2 with rows" in str(found)
 
 
+def test_the_metric_names_variable_and_label_of_the_calibration(calibrated: ul.EvaluationReport) -> None:
+    assert calibrated.calibration() == calibrated.calibration("answer", "label")
+    other = ul.evaluate(second, data(2), lambda state, row: True, backend=ul.Echo())
+    with pytest.raises(ul.ParameterError, match=r'write calibration\("answer", "label"\)'):
+        other.calibration("answer")
+
+
+def test_the_right_value_is_shown_where_its_column_is_called_as_the_variable() -> None:
+    rows = [{"question": "x", "answer": "Z"}]
+    report = ul.evaluate(second, rows, ul.exact_match("answer", "answer"), backend=ul.Echo())
+    assert "right is 'Z', question='x'" in report.text(100)
+    assert next(report.rows())["answer_out"] in CHOICES
+
+
 def test_bins_of_equal_counts_have_as_many_rows_each(calibrated: ul.EvaluationReport) -> None:
     found = calibrated.calibration("answer", "label", bins=4, equal_counts=True)
     assert [bin.count for bin in found.bins] == [5, 5, 5, 5]
