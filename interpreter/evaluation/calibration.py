@@ -12,14 +12,14 @@ from typing import Any, cast
 
 import msgspec
 
-from ...lang import checks, notebook
+from ...lang import checks
 from ...lang.errors import MissingExtraError, ParameterError, shown
 from ..data.rows import listed
 from .intervals import wilson
 from .metrics import agrees
 from .report import EvaluationReport
 from .rows import EvaluatedRow, simple
-from .texts import Field, counted, laid_out
+from .texts import Field, as_html, counted, laid_out
 
 _KEPT = (0.25, 0.5, 0.75, 1.0)  # shares of the rows, the most certain ones, whose accuracy is told
 _KINDS = (".svg", ".png", ".pdf")
@@ -136,8 +136,7 @@ class Calibration:
         return self.text()
 
     def _repr_html_(self) -> str:
-        rows = [(f"<b>{notebook.escaped(name)}</b>", notebook.escaped(text)) for name, text in self._fields()]
-        return notebook.folded(self._title(), notebook.table(rows), is_open=True)
+        return as_html(self._title(), self._fields())
 
     def _title(self) -> str:
         return f"calibration of {self.variable!r} against {self.label!r}: {counted(len(self.rows), 'row')}"
@@ -258,10 +257,10 @@ def _no_probabilities(report: EvaluationReport, variable: str) -> str:
     known = dict.fromkeys(name for row in report.results for name in row.probabilities)
     if known:
         names = ", ".join(map(repr, known))
-        return f"calibration({variable!r}, ...): no row has its probabilities; write one of the selects {names}"
+        return f"calibration(variable={variable!r}): no row has its probabilities; write one of the selects {names}"
     return (
-        f"calibration({variable!r}, ...): no row has probabilities of choices; they come with umbel.select on a model "
-        f"that scores choices, and {report.model} has scored none"
+        f"calibration(variable={variable!r}): no row has probabilities of choices; they come with umbel.select on a "
+        f"model that scores choices, and {report.model} has scored none"
     )
 
 
@@ -269,13 +268,12 @@ def _check_labels(scored: Sequence[EvaluatedRow], variable: str, label: str) -> 
     for row in scored:
         if label not in row.inputs:
             raise ParameterError(
-                f"calibration({variable!r}, {shown(label)}): row {row.row} has no such column; it has "
-                f"{listed(row.inputs)}"
+                f"calibration(label={shown(label)}): row {row.row} has no such column; it has {listed(row.inputs)}"
             )
     if not any(agrees(choice, row.inputs[label]) for row in scored for choice in row.probabilities[variable]):
         first = scored[0]
         raise ParameterError(
-            f"calibration({variable!r}, {label!r}): no label is one of the choices: row {first.row} has "
+            f"calibration(label={label!r}): no label is one of the choices: row {first.row} has "
             f"{label}={shown(first.inputs[label])}, and the choices {shown(list(first.probabilities[variable]))}; give "
             "the column of right choices"
         )

@@ -11,13 +11,12 @@ from typing import Any, cast
 
 import msgspec
 
-from ...lang import notebook
 from ...lang.errors import ParameterError, shown
 from ..data.rows import listed
 from .intervals import interval_of_differences, is_proportion, paired_test
 from .report import EvaluationReport
 from .rows import EvaluatedRow, short, simple
-from .texts import Field, counted, laid_out, listed_rows, number, signed
+from .texts import Field, as_html, counted, laid_out, listed_rows, number, signed
 
 _SHOWN = 3  # rows that changed, in each direction
 
@@ -120,8 +119,7 @@ class Comparison:
         return self.text()
 
     def _repr_html_(self) -> str:
-        rows = [(f"<b>{notebook.escaped(name)}</b>", notebook.escaped(text)) for name, text in self._fields()]
-        return notebook.folded(self._title(), notebook.table(rows), is_open=True)
+        return as_html(self._title(), self._fields())
 
     def _title(self) -> str:
         first, second = self.first, self.second

@@ -103,9 +103,12 @@ def contains_match(variable: str, label: str, *, ignore_case: bool = False) -> M
 
 def _matching(variable: str, label: str, ignore_case: bool, *, is_exact: bool) -> Matching:
     name = "exact_match" if is_exact else "contains_match"
-    for parameter, given in (("variable", variable), ("label", label)):
-        checks.text(f"{name}({parameter})", given, MAX_NAME_LENGTH, 'a name, as in exact_match("answer", "label")')
-    return Matching(variable, label, checks.switch("ignore_case", ignore_case), is_exact)
+    advice = f'a name, as in {name}("answer", "label")'
+    names = [
+        checks.text(f"{name}({parameter})", given, MAX_NAME_LENGTH, advice)
+        for parameter, given in (("variable", variable), ("label", label))
+    ]
+    return Matching(names[0], names[1], checks.switch("ignore_case", ignore_case), is_exact)
 
 
 def agrees(value: Any, label: Any, *, ignore_case: bool = False) -> bool:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import msgspec
 
-from ...lang import __version__, checks, notebook
+from ...lang import __version__, checks
 from ...lang.errors import ParameterError, shown
+from ...lang.ops import MAX_NAME_LENGTH
 from ...lang.protocol import Cost
 from ..data.frames import Framed
 from .intervals import interval_of, is_proportion
 from .rows import EvaluatedRow, simple
-from .texts import Field, counted, laid_out, listed_rows, number
+from .texts import Field, as_html, counted, laid_out, listed_rows, number
 
 if TYPE_CHECKING:
     from .calibration import Calibration
@@ -96,8 +97,12 @@ class EvaluationReport(Framed):
     @cached_property
     def figures(self) -> dict[str, EvaluationFigure]:
         """The figures by name, in the order in which the metric gave them."""
+        return {name: self._figure(name) for name in self._names}
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
         names = dict.fromkeys(name for row in self.results for name in row.figures)
-        return {name: self._figure(name) for name in names or (self.metric,)}
+        return tuple(names) or (self.metric,)
 
     @property
     def figure(self) -> EvaluationFigure:
@@ -126,10 +131,8 @@ class EvaluationReport(Framed):
         Raises:
             ParameterError: there is no figure of this name.
         """
+        name = checks.one_of("name", name, self._names)
         known = [row.figures[name] for row in self.results if name in row.figures]
-        if not known and not (name == self.metric and not any(row.figures for row in self.results)):
-            names = ", ".join(map(repr, self.figures))
-            raise ParameterError(f"the report has no figure {shown(name)}; write one of {names}")
         failed = 0.0 if all(isinstance(value, bool) for value in known) else self.error_score
         found = {}
         for row in self.results:
@@ -225,14 +228,13 @@ class EvaluationReport(Framed):
         """
         from .calibration import calibration
 
-        names = (self.variable if variable is None else variable, self.label if label is None else label)
-        if not all(names):
-            raise ParameterError(
-                f"calibration({shown(variable)}, {shown(label)}): the metric {self.metric} names no variable and no "
-                'column; write calibration("answer", "label") with the variable of a select and the column of right '
-                "choices"
-            )
-        return calibration(self, *names, bins=bins, equal_counts=equal_counts)
+        given = {
+            "variable": self.variable if variable is None else variable,
+            "label": self.label if label is None else label,
+        }
+        advice = 'a name: calibration("answer", "label"), the variable of a select and the column of right choices'
+        names = [checks.text(f"calibration({name})", value, MAX_NAME_LENGTH, advice) for name, value in given.items()]
+        return calibration(self, names[0], names[1], bins=bins, equal_counts=equal_counts)
 
     # -------------------------------------------------------------------------------- files
 
@@ -302,8 +304,7 @@ class EvaluationReport(Framed):
         return self.text()
 
     def _repr_html_(self) -> str:
-        rows = [(f"<b>{notebook.escaped(name)}</b>", notebook.escaped(text)) for name, text in self._fields()]
-        return notebook.folded(self._title(), notebook.table(rows), is_open=True)
+        return as_html(self._title(), self._fields())
 
     def _title(self) -> str:
         return f"{self.program} on {os.path.basename(self.data)}: {counted(len(self.results), 'row')}, {self.model}"

@@ -1,9 +1,11 @@
-"""Lays out reports as text: fields with their names, wrapped at the width of the terminal; no colour."""
+"""Lays out reports: fields with their names, as text of the terminal's width without colour, and as HTML."""
 
 import shutil
 import textwrap
 from collections.abc import Iterable
 from itertools import groupby
+
+from ...lang import notebook
 
 Field = tuple[str, str]  # name, text; a field after one of the same name continues it
 
@@ -40,6 +42,15 @@ def laid_out(title: str, fields: Iterable[Field], width: int | None = None) -> s
             )
             first = " " * indent
     return "\n".join(lines)
+
+
+def as_html(title: str, fields: Iterable[Field]) -> str:
+    """Returns a title and fields as a block of HTML for notebooks. Texts are escaped; tables in them stay aligned."""
+    cells = []
+    for name, group in groupby(fields, key=lambda field: field[0]):
+        lines = "\n".join(notebook.escaped(text) for _, text in group)
+        cells.append((f"<b>{notebook.escaped(name)}</b>", f'<span style="font-family:monospace">{lines}</span>'))
+    return notebook.folded(title, notebook.table(cells), is_open=True)
 
 
 def number(value: float, *, is_share: bool) -> str:

@@ -177,6 +177,11 @@ def constraining(expression: object) -> None:
 OF_TOOLS = ("max_steps", "tool_choice", "parallel", "timeout", "max_result_bytes", "on_error", "max_tokens", "stop")
 
 
+@ul.function
+def picked(s: ul.State, q: str) -> None:
+    s += q + ul.select("x", choices=["yes", "no"])
+
+
 @ul.tool
 def lookup(word: str) -> str:
     """Looks a word up."""
@@ -239,6 +244,8 @@ def targets() -> list[Target]:
     graph, compiled = ask.trace(), ask.compile()
     state = ask.run(backend=echo())
     run = {"backend": NEAR["backend"][0]}
+    report_metric = ul.exact_match("x", "q")
+    report = ul.evaluate(picked, [{"q": "yes"}], report_metric, backend=echo())
     key = {"model": "gpt-4o", "api_key": "k"}
     return [
         *[
@@ -295,6 +302,15 @@ def targets() -> list[Target]:
         Target("run_batch", lambda **given: list(ask.run_batch(**given)), {**run, "batch_arguments": [{"q": "a"}]},
                ("batch_arguments", "num_threads", "progress", "progress_bar", "generator_style", "on_error",
                 "if_exists", *OF_RUNS[:-1])),
+        Target("evaluate", ul.evaluate, {**run, "program": ask, "data": [{"q": "a"}], "metric": report_metric},
+               ("program", "data", "metric", "seed", "error_score", "max_errors", "if_exists", "num_threads")),
+        Target("exact_match", ul.exact_match, {"variable": "x", "label": "q"}),
+        Target("contains_match", ul.contains_match, {"variable": "x", "label": "q"}),
+        Target("compare", ul.compare, {"first": report, "second": report}),
+        Target("calibration", report.calibration, {"variable": "x", "label": "q"}),
+        Target("EvaluationReport.worst", report.worst, {"count": 3}),
+        Target("EvaluationReport.values", report.values, {"name": "exact_match"}),
+        Target("EvaluationReport.load", ul.EvaluationReport.load, {"path": "nowhere.json"}),
         Target("estimate", ask.estimate, run, OF_RUNS),
         Target("bind", ask.bind, {"q": "a"}, ("q", "extra")),
         Target("trace", ask.trace, {}, ("static_args",)),

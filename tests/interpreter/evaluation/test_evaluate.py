@@ -86,7 +86,7 @@ def test_a_metric_may_give_several_figures() -> None:
     assert list(report.figures) == ["right", "length"]
     assert report.figures["length"].mean == 2.0
     assert report.mean == pytest.approx(2 / 6)
-    with pytest.raises(ul.ParameterError, match="no figure 'f1'; write one of 'right', 'length'"):
+    with pytest.raises(ul.ParameterError, match="name='f1' is not known; write one of 'right', 'length'"):
         report.values("f1")
 
 

@@ -228,7 +228,7 @@ def test_bins_have_the_accuracy_and_the_confidence_of_their_rows(calibrated: ul.
 def test_the_metric_names_variable_and_label_of_the_calibration(calibrated: ul.EvaluationReport) -> None:
     assert calibrated.calibration() == calibrated.calibration("answer", "label")
     other = ul.evaluate(second, data(2), lambda state, row: True, backend=ul.Echo())
-    with pytest.raises(ul.ParameterError, match=r'write calibration\("answer", "label"\)'):
+    with pytest.raises(ul.ParameterError, match=r'write a name: calibration\("answer", "label"\)'):
         other.calibration("answer")
 
 
