@@ -11,6 +11,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 from typing import Any, Literal, cast
@@ -78,8 +79,8 @@ def evaluate(
     Raises:
         ParameterError: wrong arguments, a column that is missing, or data without rows.
         JournalError: the journal is damaged, in use, or of another program, version, model or arguments.
-        Whatever the data raises, and the last error beyond `max_errors`: its attribute `report` is about the rows
-            before it.
+        Exception: that of the data itself, or of the row that exceeds `max_errors`; its attribute `report` is about the
+            rows that were measured before.
     """
     if not callable(getattr(program, "run_batch", None)) or isinstance(program, type):
         raise ParameterError(f"evaluate(program={shown(program)}); write a function with @umbel.function")
@@ -156,9 +157,10 @@ class Evaluation:
         """Runs all rows. An error that ends it has the report of those that were measured before."""
         try:
             table = replace(self._table, skips=self._is_done)
-            outcomes = program.run_batch(table, generator_style=True, on_error="return", **options)
-            for outcome in outcomes:
-                self._take(outcome)
+            # Closed at once: an error keeps this frame, and with it programs that run and a journal that is locked.
+            with closing(program.run_batch(table, generator_style=True, on_error="return", **options)) as outcomes:
+                for outcome in outcomes:
+                    self._take(outcome)
         except Exception as error:
             if self._rows:
                 error.report = self._report()  # type: ignore[attr-defined]  # documented in evaluate

@@ -200,6 +200,16 @@ def test_max_errors_stops_the_run_and_keeps_the_report() -> None:
     assert ul.evaluate(quiz, data, MATCH, backend=always(), max_errors=5).errors == {"ValueError": 5}
 
 
+def test_an_evaluation_that_stopped_has_left_its_journal(tmp_path: Path) -> None:
+    data = [*rows(2), {"question": "broken", "label": "A"}]
+    options: dict[str, Any] = {"journal": tmp_path / "run.jsonl"}
+    with pytest.raises(ValueError, match="no such question") as raised:
+        ul.evaluate(quiz, data, MATCH, backend=always(), max_errors=0, **options)
+    assert raised.value.__traceback__ is not None  # it holds the frames of the evaluation
+    again = ul.evaluate(quiz, data, MATCH, backend=always(), **options)
+    assert (again.cost.read.calls, len(again.failed)) == (2, 1)
+
+
 def test_errors_of_the_metric_count_for_max_errors() -> None:
     def metric(state: ul.State, row: dict[str, Any]) -> bool:
         raise RuntimeError("no judge")
