@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -46,6 +46,7 @@ PRECOMPILED = "precompiled.h"
 FLAGS = ("-O3", "-std=c++20", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi")
 COMPILE_SECONDS = 300.0
 CHECK_SECONDS = 60.0
+PROGRESS_SECONDS = 5.0
 
 _CHECK = """
 import ctypes, sys
@@ -399,14 +400,35 @@ def compile_library(library: Path, recipe: Recipe, compiler: str, link_flags: Se
         if len(sources) > 1:
             flags += _precompiled(Path(scratch), [compiler, *flags])
         objects = [Path(scratch) / f"{source.stem}.o" for source in sources]
+        commands = [
+            [compiler, *flags, "-c", str(source), "-o", str(target)]
+            for source, target in zip(sources, objects, strict=True)
+        ]
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            list(
-                pool.map(
-                    lambda pair: _compile([compiler, *flags, "-c", str(pair[0]), "-o", str(pair[1])]),
-                    zip(sources, objects, strict=True),
-                )
-            )
+            running = [pool.submit(_compile, command) for command in commands]
+            try:
+                _follow(running, recipe.name)
+            except NoKernels:
+                for future in running:
+                    future.cancel()  # files that have not begun
+                raise
         _compile([compiler, *flags, *map(str, objects), *link_flags, "-o", str(library)])
+
+
+def _follow(running: Sequence[Future[None]], name: str) -> None:
+    """Waits for the files of a library, and says every few seconds how many are compiled.
+
+    Raises:
+        NoKernels: the compiler failed for one.
+    """
+    left = set(running)
+    while left:
+        ended, left = wait(left, timeout=PROGRESS_SECONDS, return_when=FIRST_EXCEPTION)
+        for future in ended:
+            future.result()
+        if left:
+            text = f"umbel: {len(running) - len(left)} of {len(running)} files of the {name} kernels are compiled"
+            print(text, file=sys.stderr, flush=True)
 
 
 def _check(recipe: Recipe, library: Path) -> None:

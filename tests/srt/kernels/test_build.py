@@ -4,6 +4,7 @@ import ctypes
 import os
 import stat
 import subprocess
+from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
 
@@ -135,6 +136,21 @@ def test_the_walk_is_compiled_without_the_other_kernels(compiled: str, tmp_path:
     library = ctypes.CDLL(str(host_library_path(environment if compiled == "now" else None)))
     assert hasattr(library, "umbel_walk_trie")
     assert not hasattr(library, "umbel_linear")
+
+
+def test_a_long_compilation_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "PROGRESS_SECONDS", 0.0)
+    first, second = Future[None](), Future[None]()
+    first.set_result(None)
+
+    def told(text: str, **_: object) -> None:  # the second file ends once it was told of the first
+        said.append(text)
+        second.set_result(None)
+
+    said: list[str] = []
+    monkeypatch.setattr("builtins.print", told)
+    library._follow([first, second], "avx2")
+    assert said == ["umbel: 1 of 2 files of the avx2 kernels are compiled"]
 
 
 def test_sources_are_compiled_with_the_precompiled_headers(tmp_path: Path) -> None:
