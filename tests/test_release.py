@@ -49,6 +49,19 @@ def test_the_version_stands_in_one_place() -> None:
     assert len([line for line in lines if re.match(r'__version__ = "\d+\.\d+\.\d+"', line)]) == 1
 
 
+def test_the_changelog_is_by_release_and_breaks_first() -> None:
+    """As CONTRIBUTING.md says. What is unreleased is put in order when it is released."""
+    sections = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    titles = [section.partition("\n")[0] for section in sections]
+    assert titles[0] == "Unreleased"
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+ \(\d{4}-\d\d-\d\d\)", title) for title in titles[1:])
+    known = ["Breaking changes", "Added", "Changed", "Fixed", "Security"]
+    for section in sections:
+        headings = re.findall(r"^### (.*)$", section, re.MULTILINE)
+        assert set(headings) <= set(known)
+        assert section.startswith("Unreleased") or headings == sorted(headings, key=known.index)
+
+
 # ---------------------------------------------------------------------------------------------------- workflows
 
 
