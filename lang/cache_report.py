@@ -195,6 +195,10 @@ class CacheReport:
             lines += ["", *_call_lines(number, call)]
         return "\n".join(lines)
 
+    def __repr__(self) -> str:
+        """Describes the report in a line; `print` shows all of it."""
+        return f"<CacheReport: {str(self).partition(chr(10))[0]}>"
+
     def _repr_html_(self) -> str:
         """Describes the report for a notebook: a row for each call, and its words folded."""
         head = ("call", "prompt tokens", "cached", "why no more")

@@ -20,7 +20,9 @@ COLOURS = {
     "chosen": "rgba(21,138,102,.28)",
     "shipped": "rgba(168,69,47,.22)",
 }
+_OF_MODELS = ("generated", "guessed", "forced", "chosen", "shipped")
 _MOST_TEXT = 4000  # characters of one value
+_MOST_PROGRAM_TEXT = 240  # characters of one text of the program between others
 _SIGNS = {code: f"\\u{code:04x}" for code in (0, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
 
@@ -47,9 +49,15 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
 
 
 def coloured(texts: Iterable[tuple[str, str]]) -> str:
-    """Returns texts with the colours of their origins, each given as (origin, text), and a legend of the colours."""
+    """Returns texts with the colours of their origins, each given as (origin, text), and a legend of the colours.
+
+    A long text of the program has its beginning and its end, so that what a model said can be seen without scrolling.
+    """
     pieces, origins = [], dict[str, None]()
     for origin, text in texts:
+        if origin not in _OF_MODELS and len(text) > _MOST_PROGRAM_TEXT:
+            end = _MOST_PROGRAM_TEXT // 2
+            text = f"{text[:end]} [… {len(text) - 2 * end:,} characters …] {text[-end:]}"
         if origin in COLOURS:
             origins[origin] = None
             pieces.append(_marked(origin, text))
@@ -58,7 +66,8 @@ def coloured(texts: Iterable[tuple[str, str]]) -> str:
     body = "".join(pieces)
     legend = " ".join(_marked(origin, origin) for origin in COLOURS if origin in origins)
     return (
-        f'<pre style="white-space:pre-wrap;overflow-wrap:anywhere;max-height:20em;overflow:auto">{body}</pre>'
+        f'<pre style="white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;max-height:28em;overflow:auto">'
+        f"{body}</pre>"
         f"{f'<small>{legend}</small>' if legend else ''}"
     )
 
