@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..interpreter.view.page import RunRecord
 from ..lang.errors import MAX_MESSAGE, ParameterError, UmbelError, shortened
 from . import passes
 from .files import serialise
 from .graph import Graph
 from .script import add_static, by_name, pair, program_of
 from .tracing.trace import trace
+from .views import recorded
 
 _SUFFIX = ".umbel.json"
 _SAID = {
@@ -24,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 2 with a message where there is no graph."""
     options = parser().parse_args(arguments)
     try:
+        if options.run is not None:
+            return _draw_run(options)
         graph = _graph(options)
         rewritten = passes.rewrite(graph, options.passes, keep=options.keep, independent=options.independent)
         _write(rewritten, options)
@@ -50,7 +54,17 @@ def parser() -> argparse.ArgumentParser:
         'runs as an import of it would, without what stands under if __name__ == "__main__"; no model is asked.',
     )
     made.add_argument(
-        "source", metavar="FILE.py:PROGRAM", help=f"a program of a Python file, or a file of a graph, FILE{_SUFFIX}"
+        "source",
+        nargs="?",
+        metavar="FILE.py:PROGRAM",
+        help=f"a program of a Python file, or a file of a graph, FILE{_SUFFIX}",
+    )
+    made.add_argument(
+        "--from",
+        dest="run",
+        metavar="RUN.jsonl",
+        help="instead of a program: draw a run that state.save(FILE) wrote, with --svg; also of programs that look at "
+        "answers, whose later boxes are dashed",
     )
     printed = made.add_mutually_exclusive_group()
     printed.add_argument("--show", action="store_true", help="print a listing, and what the passes did; the default")
@@ -95,9 +109,25 @@ def _passes(text: str) -> str | list[str]:
     return names[0] if len(names) == 1 else names
 
 
+def _draw_run(options: argparse.Namespace) -> int:
+    """Draws the run of `--from`. Another option than `--svg` is refused: a run has no graph that holds for others."""
+    others = ("source", "output", "keep", "independent")
+    if options.svg is None or any(getattr(options, name) for name in (*others, "json", "dot", "static", "given")):
+        raise ParameterError(
+            f"--from draws a run, and takes --svg alone; write umbel compile --from {options.run} --svg FILE"
+        )
+    picture = recorded.svg(RunRecord.load(options.run).lines)
+    options.svg.write_text(picture, encoding="utf-8")
+    return 0
+
+
 def _graph(options: argparse.Namespace) -> Graph:
     given = by_name("--given", options.given)
     static = by_name("--static", options.static)
+    if options.source is None:
+        raise ParameterError(
+            "a program is missing; write umbel compile FILE.py:PROGRAM, or --from RUN.jsonl --svg FILE"
+        )
     if given and (options.output is not None or options.json):
         raise ParameterError(
             "--given is for looking at a graph, which is wrong for other answers; write --show, --svg or --dot with it"

@@ -142,6 +142,7 @@ class Step:
     source: Source | None = None  # where the program says it
     ahead: int = 0  # of a call: see `protocol.Origin`
     captured: tuple[Binding, ...] = ()  # of a Gen, what its constraint captures
+    after_read: str = ""  # the variable that the body had read last when it said this; "" for none
 
     @property
     def bindings(self) -> Iterator[Binding]:

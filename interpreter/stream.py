@@ -364,6 +364,9 @@ class Stream(Sink):
 
     def _queue_step(self, step: Step) -> None:
         """Binds the step's names and queues it. Called with the lock held."""
+        record = self.run.record
+        if record is not None and record.last_read:
+            step = replace(step, after_read=record.last_read)
         for binding in step.bindings:
             if binding.name:
                 self.table.bind(binding)
@@ -510,6 +513,7 @@ class Stream(Sink):
         self._until(lambda: not self._may_come(name), self._naming_signals(), limit, name)
         binding = self._bound(name)
         self._until(lambda: binding.done, (binding.settled,), limit, name)
+        self._note_read(name)
         return binding
 
     async def _wait_async(self, name: str, timeout: float | None) -> Binding:
@@ -518,7 +522,13 @@ class Stream(Sink):
         await self._until_async(lambda: not self._may_come(name), self._naming_signals(), limit, name)
         binding = self._bound(name)
         await self._until_async(lambda: binding.done, (binding.settled,), limit, name)
+        self._note_read(name)
         return binding
+
+    def _note_read(self, name: str) -> None:
+        """Notes in the record that the body knows an answer now: what it says later may depend on it."""
+        if self.run.record is not None and self.run.is_inside:
+            self.run.record.last_read = name
 
     def _until(
         self, ready: Callable[[], bool], signals: tuple[Signal, ...], limit: float | None, name: str | None

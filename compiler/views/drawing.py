@@ -18,7 +18,7 @@ until it is joined, and stands right of the stream that it left.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from unicodedata import east_asian_width
 from xml.sax.saxutils import escape
@@ -26,18 +26,19 @@ from xml.sax.saxutils import escape
 from ..graph import Graph, Node
 from ..operations import Begin, Fork, GetForkItem, Join
 from . import listing
-from .listing import Edge, Label, Labels, edges, signature
+from .listing import Edge, Label, Labels, edges, folded, signature
 
 _LONGEST = 34  # characters of a label
 _HOVER = 2000  # characters of a text that hovering shows
 _CHARACTER = 7.25  # width of one, in pixels
 _BOX, _STRIP, _LANE = 26.0, 14.0, 6.0  # heights: of a box, from it to the next one, and of what a further lane takes
 _GAP = 44.0  # between columns
-_MARGIN, _HEAD = 24.0, 44.0
+_MARGIN, _HEAD, _LEGEND, _NOTE = 24.0, 44.0, 26.0, 16.0  # heights: title, legend, and each of the notes
 
 # What a node is → its class. Calls of a model stand out; marks without text of their own keep back.
 _CLASSES = {
     "ConstantText": "text",
+    "Text": "text",
     "Argument": "argument",
     "Gen": "call",
     "Select": "call",
@@ -56,6 +57,7 @@ _COLOURS = {  # class → ink and ground on light paper, and on dark
     "value": ("#8a5a00", "#fff6e0", "#e3b341", "#2a210c"),
     "mark": ("#6e7781", "#ffffff", "#8b949e", "#0d1117"),
 }
+_MEANINGS = {"text": "text", "argument": "argument", "call": "call of a model", "value": "value", "mark": "structure"}
 _PAPER = ("#ffffff", "#0d1117")
 _LINE = ("#8b949e", "#6e7681")
 _BETWEEN = ("#0b57d0", "#7cb0ff")
@@ -63,18 +65,41 @@ _BETWEEN = ("#0b57d0", "#7cb0ff")
 
 def svg(graph: Graph) -> str:
     """Draws a picture of some hundred nodes; more are drawn, and are much to look at."""
-    return _Picture(graph).text()
+    short, whole = Labels(graph, _LONGEST), Labels(graph, _HOVER)
+    nodes = [node for node in graph.nodes if node.in_stream]
+    labels = {node: short.of(node) for node in nodes}
+    return Picture(graph, signature(graph), labels, {node: str(whole.of(node)) for node in nodes}).text()
 
 
-class _Picture:
-    """A picture: computes where things are when it is made; `text` writes them, lines below boxes."""
+class Picture:
+    """A picture: computes where things are when it is made; `text` writes them, lines below boxes.
 
-    def __init__(self, graph: Graph) -> None:
+    Args:
+        title: above all.
+        labels: of stream nodes.
+        full: what hovering over a node shows.
+        dashed: nodes whose boxes are dashed.
+        notes: lines below the legend.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        title: str,
+        labels: Mapping[Node, Label],
+        full: Mapping[Node, str],
+        dashed: Collection[Node] = (),
+        notes: Sequence[str] = (),
+    ) -> None:
         self._graph = graph
+        self._title = title
         self._places = places(graph)
-        self._full = Labels(graph, _HOVER)
-        labels = Labels(graph, _LONGEST)
-        self._labels = {node: _cut(labels.of(node)) for node in self._places.rows}
+        self._full = full
+        self._dashed = dashed
+        self._notes = notes
+        self._labels = {node: _cut(labels[node]) for node in self._places.rows}
+        found = {self._shade(node) for node in self._places.rows}
+        self._legend = [shade for shade in _MEANINGS if shade in found]
         self._widths = self._column_widths()
         self._tops = self._row_tops()
         self._lefts = [_MARGIN + sum(self._widths[:column]) + column * _GAP for column in range(len(self._widths))]
@@ -88,7 +113,7 @@ class _Picture:
 
     def _row_tops(self) -> list[float]:
         """Returns the top of every row, and where another row would begin."""
-        tops = [_HEAD + _MARGIN]
+        tops = [_HEAD + _LEGEND + _NOTE * len(self._notes) + _MARGIN / 2]
         for lanes in self._places.strips:
             tops.append(tops[-1] + _BOX + _STRIP + max(lanes - 1, 0) * _LANE)
         return tops
@@ -112,8 +137,10 @@ class _Picture:
     # -------------------------------------------------------------------------------- writing
 
     def text(self) -> str:
-        title = signature(self._graph)
-        width = max(self._lefts[-1] + self._widths[-1], _columns(title) * _CHARACTER * 1.1) + _MARGIN
+        title = self._title
+        widest = max([_columns(title) * 1.1, *(_columns(note) for note in self._notes)]) * _CHARACTER + _MARGIN
+        legend = sum(_legend_width(shade) for shade in self._legend) + _MARGIN
+        width = max(self._lefts[-1] + self._widths[-1], widest, legend) + _MARGIN
         height = self._tops[-1] + _MARGIN - _STRIP
         return "\n".join(
             [
@@ -126,6 +153,12 @@ class _Picture:
                 "</defs>",
                 '<rect width="100%" height="100%" class="umbel-paper"/>',
                 f'<text x="{_MARGIN}" y="{_MARGIN + 8}" class="umbel-title">{escape(title)}</text>',
+                *self._legend_boxes(),
+                *(
+                    f'<text x="{_MARGIN}" y="{_HEAD + _LEGEND + 10 + _NOTE * place:.1f}" class="umbel-note">'
+                    f"{escape(note)}</text>"
+                    for place, note in enumerate(self._notes)
+                ),
                 *(self._line(edge) for edge in self._places.edges),
                 *(self._box(node) for node in self._places.rows),
                 "</svg>",
@@ -133,14 +166,27 @@ class _Picture:
             ]
         )
 
+    def _shade(self, node: Node) -> str:
+        return _CLASSES.get(self._labels[node].kind, "mark")
+
+    def _legend_boxes(self) -> Iterable[str]:
+        x, y = _MARGIN, _HEAD + 2
+        for shade in self._legend:
+            yield (
+                f'<g class="umbel-{shade}"><rect x="{x:.1f}" y="{y:.1f}" width="14" height="12" rx="3"/>'
+                f'<text x="{x + 20:.1f}" y="{y + 10:.1f}">{_MEANINGS[shade]}</text></g>'
+            )
+            x += _legend_width(shade)
+
     def _box(self, node: Node) -> str:
         label = self._labels[node]
         left, top = self._left(node), self._top(node)
-        shade = f"umbel-{_CLASSES.get(label.kind, 'mark')}"
         where = f"\n{os.path.basename(node.line.file)}:{node.line.number}" if node.line is not None else ""
+        dashes = ' stroke-dasharray="5 3"' if node in self._dashed else ""
+        hover = visible(f"{self._graph.numbers[node]}  {self._full[node]}{where}")
         return (
-            f'<g class="{shade}"><title>{escape(f"{self._graph.numbers[node]}  {self._full.of(node)}{where}")}</title>'
-            f'<rect x="{left:.1f}" y="{top:.1f}" width="{self._width(node):.1f}" height="{_BOX}" rx="6"/>'
+            f'<g class="umbel-{self._shade(node)}"><title>{escape(hover)}</title>'
+            f'<rect x="{left:.1f}" y="{top:.1f}" width="{self._width(node):.1f}" height="{_BOX}" rx="6"{dashes}/>'
             f'<text x="{left + 8:.1f}" y="{top + 17:.1f}" xml:space="preserve">'
             f'<tspan class="umbel-number">{self._graph.numbers[node]}  </tspan>'
             f"<tspan>{escape(label.kind)}</tspan>"
@@ -194,13 +240,25 @@ class _Picture:
 
 
 def _cut(label: Label) -> Label:
+    """Shortens a label to its beginning and its end, by the columns that its characters take."""
     room = _LONGEST - _columns(label.kind)
-    if _columns(label.text) <= room:
-        return label
     text = label.text
-    while _columns(text) >= room:
-        text = text[: room - 1] if len(text) >= room else text[:-1]
-    return Label(label.kind, f"{text}…")
+    longest = room
+    while _columns(text) > room:
+        text = folded(label.text, longest)
+        longest -= 1
+    return Label(label.kind, text)
+
+
+def _legend_width(shade: str) -> float:
+    return 20 + _columns(_MEANINGS[shade]) * _CHARACTER + 18
+
+
+def visible(text: str) -> str:
+    """Writes characters that XML does not allow as escapes. Line breaks stay."""
+    return "".join(
+        character if character.isprintable() or character == "\n" else repr(character)[1:-1] for character in text
+    )
 
 
 def _columns(text: str) -> int:
@@ -223,7 +281,7 @@ def _style() -> str:
     """Returns the styles. Classes begin with the project's name: in a notebook, styles hold for the whole page."""
     return (
         ".umbel-graph{font:12px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace}"
-        ".umbel-title{font-size:13px;font-weight:bold}"
+        ".umbel-title{font-size:13px;font-weight:bold}.umbel-note{opacity:.8}"
         ".umbel-number{opacity:.55}.umbel-line,.umbel-between{fill:none;stroke-width:1.3}"
         f"{_scheme(0)}@media(prefers-color-scheme:dark){{{_scheme(1)}}}"
     )
@@ -233,7 +291,7 @@ def _scheme(dark: int) -> str:
     """Returns the colours on light paper (0) or on dark (1)."""
     rules = [
         f".umbel-paper{{fill:{_PAPER[dark]}}}",
-        f".umbel-title,.umbel-graph .umbel-said{{fill:{_COLOURS['text'][2 * dark]}}}",
+        f".umbel-title,.umbel-note,.umbel-graph .umbel-said{{fill:{_COLOURS['text'][2 * dark]}}}",
         f".umbel-line{{stroke:{_LINE[dark]}}}.umbel-line-head{{fill:{_LINE[dark]}}}",
         f".umbel-between{{stroke:{_BETWEEN[dark]}}}.umbel-between-head{{fill:{_BETWEEN[dark]}}}",
     ]

@@ -194,7 +194,7 @@ class Labels:
         return '"' + plain(re.sub(r'["\\]', r"\\\g<0>", shown)) + '"'
 
     def _shortened(self, text: str) -> str:
-        return text if self._longest is None or len(text) <= self._longest else f"{text[: self._longest - 1]}…"
+        return text if self._longest is None else folded(text, self._longest)
 
     def _listed(self, parts: list[str]) -> str:
         if self._longest is None or len(parts) <= _MEMBERS:
@@ -264,6 +264,14 @@ def _parameter(parameter: Parameter) -> str:
         return parameter.name
     default = repr(parameter.default)
     return f"{parameter.name}={default if len(default) <= 40 else default[:39] + '…'}"
+
+
+def folded(text: str, longest: int) -> str:
+    """Shortens a text to its first and last characters, two of the first to one of the last."""
+    if len(text) <= longest:
+        return text
+    end = max(longest // 3, 1)
+    return f"{text[: max(longest - 1 - end, 1)]}…{text[-end:]}"
 
 
 def plain(text: str) -> str:

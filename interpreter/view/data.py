@@ -189,6 +189,8 @@ class _Writer:
             line["others"] = list(operation.others)
         if operation.error:
             line["error"] = operation.error
+        if operation.after_read:
+            line["after_read"] = operation.after_read
         intent = operation.intent
         if intent is not None:
             line["kind"] = intent.kind  # of an operation that was known late

@@ -42,6 +42,7 @@ class Operation(msgspec.Struct, eq=False, gc=False):  # no cycle goes through it
         facts: of its variable: see `State.get_meta_info`.
         others: streams that it forked off, or that it joined.
         error: its class and message; "" for none.
+        after_read: the variable that the body had read last when it said this; "" for none, and for the whole text.
     """
 
     stream: int
@@ -55,6 +56,7 @@ class Operation(msgspec.Struct, eq=False, gc=False):  # no cycle goes through it
     facts: Facts | None = None
     others: tuple[int, ...] = ()
     error: str = ""
+    after_read: str = ""
 
 
 class Record:
@@ -69,6 +71,7 @@ class Record:
         operations: those that have ended, in the order of their ends.
         start_seconds: for which a stream waited until the backend had started; None: it had before.
         left_out: operations that were not kept, for want of room.
+        last_read: the variable that the body has read last; "" for none.
         logprobs_left_out: tokens without their log-probabilities.
     """
 
@@ -79,6 +82,7 @@ class Record:
         "began",
         "clock",
         "date",
+        "last_read",
         "left_out",
         "logprobs_left_out",
         "operations",
@@ -94,6 +98,7 @@ class Record:
         self.operations: list[Operation] = []
         self.start_seconds: float | None = None
         self.left_out = 0
+        self.last_read = ""
         self.logprobs_left_out = 0
         self._streams = itertools.count()
         self._characters = MOST_CHARACTERS
@@ -130,6 +135,7 @@ class Record:
             return
         name = "" if binding is None else binding.name
         operation = Operation(stream, kind, name, step.source, began, ended, said)
+        operation.after_read = step.after_read
         if intent is not None:
             operation.intent = intent
             operation.facts = None if binding is None else self._kept(binding.meta)
