@@ -270,7 +270,7 @@ def _draw(inspection: Inspection, schema_options: SchemaOptions, dot_file: Path 
             dot_file.write_text(dot(inspection.compressed.after), encoding="utf-8")
         if svg_file is not None:
             graph, notes = _picture(inspection, schema_options)
-            svg_file.write_text(svg(graph, _one_line(inspection.source)), encoding="utf-8")
+            svg_file.write_text(svg(graph, _one_line(inspection.source), notes), encoding="utf-8")
             print("".join(f"picture     {note}\n" for note in notes), end="")
     except (OSError, ValueError) as error:
         print(f"umbel fsm: {str(error)[:400]}", file=sys.stderr)

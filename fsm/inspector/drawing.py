@@ -6,7 +6,7 @@ Edges that stand for one text are drawn in another colour than edges of which th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from unicodedata import east_asian_width
 from xml.sax.saxutils import escape
@@ -83,7 +83,8 @@ _LINE = 15.0
 _RADIUS = 17.0
 _GAP = 44.0  # between a label and the states next to it
 _MARGIN = 28.0
-_INK, _FORCED, _QUIET, _PAPER = "#1f2328", "#0b57d0", "#8b949e", "#ffffff"
+_HOVER = 2000  # characters of labels that hovering over them shows
+_INK, _FORCED, _QUIET, _PAPER, _NOTE = "#1f2328", "#0b57d0", "#8b949e", "#ffffff", "#57606a"
 
 
 def dot(graph: Graph) -> str:
@@ -100,13 +101,18 @@ def dot(graph: Graph) -> str:
     return "\n".join([*lines, "}", ""])
 
 
-def svg(graph: Graph, title: str) -> str:
-    """Draws a picture of at most some hundred states that a browser shows as it is."""
+def svg(graph: Graph, title: str, notes: Sequence[str] = ()) -> str:
+    """Draws a picture of at most some hundred states that a browser shows as it is, with a legend.
+
+    Args:
+        title: shown by browsers for the whole picture.
+        notes: written below the legend, a line each.
+    """
     arrows: dict[tuple[int, int], list[Edge]] = {}
     for edge in graph.edges:
         arrows.setdefault((edge.source, edge.target), []).append(edge)
     layout = layered(graph.start, graph.states, arrows)
-    return _Picture(graph, arrows, layout).text(title)
+    return _Picture(graph, arrows, layout).text(title, notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +156,7 @@ class _Picture:
         widest = max((_width(self._labels[pair]) for pair in (*beginning, *turning)), default=0.0)
         return 2 * _RADIUS + widest + _GAP
 
-    def text(self, title: str) -> str:
+    def text(self, title: str, notes: Sequence[str]) -> str:
         width = max(point.x for point in self._points.values()) + _RADIUS + _MARGIN
         for source, target in self._layout.backward:
             if source == target:
@@ -158,6 +164,10 @@ class _Picture:
                 width = max(width, reach + _MARGIN)
         height = max(point.y for point in self._points.values()) + _RADIUS + _MARGIN
         height = max(height, self._head + self._row)
+        below = [*self._legend(), *(("", note) for note in notes)]
+        top = height
+        height += _LINE * 1.2 * len(below) + _MARGIN / 2
+        width = max([width, *(_MARGIN * 2 + 40 + len(said) * _CHARACTER for _, said in below)])
         return "\n".join(
             [
                 f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
@@ -173,10 +183,22 @@ class _Picture:
                 *(self._loop(state) for state in self._graph.states if (state, state) in self._layout.backward),
                 self._entry(),
                 *(self._state(state) for state in self._graph.states),
+                *(_explained(top + _LINE * 1.2 * place, mark, said) for place, (mark, said) in enumerate(below)),
                 "</svg>",
                 "",
             ]
         )
+
+    def _legend(self) -> Iterator[tuple[str, str]]:
+        """Yields the marks that the picture has, and their meanings."""
+        forced = {self._forced(pair) for pair in self._arrows}
+        if False in forced:
+            yield "choice", "one character of a set, and the text after it"
+        if True in forced:
+            yield "forced", "one text; where no other edge leaves a state, the model is not asked"
+        yield "end", "a text may end here"
+        if self._graph.open_states:
+            yield "open", "goes on, not drawn"
 
     def _entry(self) -> str:
         point = self._points[self._graph.start]
@@ -247,9 +269,11 @@ class _Picture:
 
     def _label(self, pair: tuple[int, int], middle: _Point) -> str:
         lines = self._labels[pair]
+        whole = "\n".join(edge_label(edge, _HOVER) for edge in self._arrows[pair])
         width, height = _width(lines), _LINE * len(lines)
         top = middle.y - height / 2
         parts = [
+            f"<g><title>{escape(_shortened(whole))}</title>"
             f'<rect x="{middle.x - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}" '
             f'fill="{_PAPER}" fill-opacity="0.9"/>'
         ]
@@ -258,7 +282,32 @@ class _Picture:
                 f'<text x="{middle.x:.1f}" y="{top + _LINE * place + 11.5:.1f}" text-anchor="middle" '
                 f'xml:space="preserve" fill="{_FORCED if forced else _INK}">{escape(line)}</text>'
             )
-        return "".join(parts)
+        return "".join([*parts, "</g>"])
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _HOVER else f"{text[: _HOVER * 2 // 3]}…{text[-_HOVER // 3 :]}"
+
+
+def _explained(top: float, mark: str, said: str) -> str:
+    """Draws a line of the legend: the mark, and what it means. A note has no mark."""
+    x, y = _MARGIN, top + _LINE / 2
+    match mark:
+        case "choice" | "forced":
+            drawn = _line(f"M {x:.1f} {y:.1f} H {x + 26:.1f}", mark == "forced")
+        case "end":
+            drawn = _ring(x + 14, y, 7, _INK, "") + _ring(x + 14, y, 4.5, _INK, "")
+        case "open":
+            drawn = _ring(x + 14, y, 7, _QUIET, ' stroke-dasharray="3 3"')
+        case _:
+            drawn = ""
+    left = x + 38 if mark else x
+    return f'{drawn}<text x="{left:.1f}" y="{y + 4:.1f}" fill="{_NOTE}">{escape(said)}</text>'
+
+
+def _ring(x: float, y: float, radius: float, colour: str, dashed: str) -> str:
+    arc = f"a {radius} {radius} 0 1 1 {2 * radius} 0 a {radius} {radius} 0 1 1 {-2 * radius} 0"
+    return f'<path d="M {x - radius:.1f} {y:.1f} {arc}" fill="none" stroke="{colour}"{dashed}/>'
 
 
 def _lines(edges: Sequence[Edge]) -> list[tuple[str, bool]]:

@@ -187,6 +187,37 @@ def test_the_picture_has_every_state_and_label(tmp_path: Path) -> None:
     assert len(list(root.iter(f"{SVG}circle"))) == len([text for text in written if text and text.isdigit()]) + 1
 
 
+def test_the_picture_has_a_legend_of_what_it_shows(tmp_path: Path) -> None:
+    file = tmp_path / "a.svg"
+    assert main(["ab|cd", "--svg", str(file)]) == 0
+    written = [element.text or "" for element in ElementTree.parse(file).iter(f"{SVG}text")]
+    assert "a text may end here" in written
+    assert any(text.startswith("one text; ") for text in written)
+    assert "one character of a set, and the text after it" not in written  # there is none
+    assert "goes on, not drawn" not in written
+
+
+def test_a_picture_says_how_many_states_are_not_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.svg"
+    assert main(["|".join(f"{chr(97 + n)}[0-9]{chr(65 + n)}[a-z]x[0-9]" for n in range(26)), "--svg", str(file)]) == 0
+    root = ElementTree.parse(file).getroot()
+    written = [element.text or "" for element in root.iter(f"{SVG}text")]
+    note = next(text for text in written if text.startswith("the first 60 of "))
+    assert note in capsys.readouterr().out
+    assert "goes on, not drawn" in written
+    bottom = max(float(element.attrib["y"]) for element in root.iter(f"{SVG}text"))
+    assert bottom < float(root.attrib["height"])
+
+
+def test_a_folded_label_is_whole_below_the_pointer(tmp_path: Path) -> None:
+    file = tmp_path / "a.svg"
+    long = "as it was said in the morning papers of the capital"
+    assert main([f"{long}|[0-9]", "--svg", str(file)]) == 0
+    root = ElementTree.parse(file).getroot()
+    assert f'[0-9]\n"{long}"' in [group.findtext(f"{SVG}title") for group in root.iter(f"{SVG}g")]
+    assert any("…" in (element.text or "") for element in root.iter(f"{SVG}text"))
+
+
 def test_dot_has_every_edge(tmp_path: Path) -> None:
     file = tmp_path / "a.dot"
     assert main([r'a"\\?', "--dot", str(file)]) == 0
