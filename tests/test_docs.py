@@ -14,8 +14,8 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
 # Blocks of `python` run, blocks of `py` are only shown: code of other libraries, and what needs a model that is not
-# here. A block with a title is a file of that name, too. A block of text titled "Output", right after one that ran, is
-# what it has printed; a line `...` there stands for anything.
+# here. A block whose title is the name of a file is written to it, too. A block of text titled "Output", right after
+# one that ran, is what it has printed; a line `...` there stands for anything.
 BLOCK = re.compile(
     r"```python(?: title=\"(?P<file>[^\"]+)\")?\n(?P<code>.*?)```(?:\s+```text title=\"Output\"\n(?P<output>.*?)```)?",
     re.DOTALL,
@@ -33,7 +33,7 @@ def test_code_blocks_run(
     printed = ""
     with ul.default_backend(ul.Echo()):
         for block in blocks:
-            if block["file"]:
+            if "." in (block["file"] or ""):
                 (tmp_path / block["file"]).write_text(block["code"], encoding="utf-8")
             exec(compile(block["code"], str(page), "exec"), names)
             out = capsys.readouterr().out
