@@ -1,5 +1,7 @@
 """The documentation is true: its code runs, the files it names exist."""
 
+import contextlib
+import io
 import os
 import re
 from functools import cache
@@ -7,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import umbel as ul
+from umbel.interpreter.cli import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -70,6 +73,30 @@ def test_files_that_are_named_exist(page: Path) -> None:
     named = re.findall(r"`((?:[\w]+/)*[\w]+\.(?:py|md|toml))`", text)
     missing += [name for name in named if not any(path == name or path.endswith("/" + name) for path in files())]
     assert missing == []
+
+
+@pytest.mark.nightly  # seven seconds: the parsers of some commands import all of the runtime
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_commands_have_the_options_that_are_shown(page: Path) -> None:
+    lines = re.findall(r"^( {4}|\$ |)(?:[A-Z_]+=\S+ )*umbel ([a-z]+)(?![a-z:])(.*)$", page.read_text("utf-8"), re.MULTILINE)
+    wrong = [command for shown, command, _ in lines if shown and command not in COMMANDS]
+    for _, command, rest in lines:
+        options = re.findall(r"--[a-z][a-z-]*", rest.split("#")[0]) if command in COMMANDS else []
+        wrong += [f"umbel {command} {option}" for option in options if not has(command, option)]
+    assert wrong == []
+
+
+@cache
+def help_of(command: str) -> str:
+    """Returns what `umbel COMMAND --help` prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+        main([command, "--help"])
+    return out.getvalue()
+
+
+def has(command: str, option: str) -> bool:
+    """Says whether a command has an option, such as `--model`."""
+    return re.search(rf"{option}(?![a-z-])", help_of(command)) is not None
 
 
 def test_the_readme_gives_the_two_commands() -> None:
