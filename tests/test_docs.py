@@ -78,7 +78,8 @@ def test_files_that_are_named_exist(page: Path) -> None:
 @pytest.mark.nightly  # seven seconds: the parsers of some commands import all of the runtime
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_commands_have_the_options_that_are_shown(page: Path) -> None:
-    lines = re.findall(r"^( {4}|\$ |)(?:[A-Z_]+=\S+ )*umbel ([a-z]+)(?![a-z:])(.*)$", page.read_text("utf-8"), re.MULTILINE)
+    text = page.read_text(encoding="utf-8")
+    lines = re.findall(r"^( {4}|\$ |)(?:[A-Z_]+=\S+ )*umbel ([a-z]+)(?![a-z:])(.*)$", text, re.MULTILINE)
     wrong = [command for shown, command, _ in lines if shown and command not in COMMANDS]
     for _, command, rest in lines:
         options = re.findall(r"--[a-z][a-z-]*", rest.split("#")[0]) if command in COMMANDS else []

@@ -22,6 +22,7 @@ from .serving import ServerProcess, until
 RECIPES = Path(__file__).resolve().parents[1] / "docs" / "howto"
 PLUGIN = "umbel.interpreter.journal.pytest_plugin"
 BODY = b'{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+HEAD = b"POST /chat HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(BODY)
 
 
 def block(page: str, title: str) -> str:
@@ -48,8 +49,7 @@ def served(app: Any) -> Iterator[int]:
 def ask_and_leave(port: int, model: ul.Echo, gate: ul.Gate) -> None:
     """Asks as a browser does, reads two pieces of the answer, and closes the connection."""
     with socket.create_connection(("127.0.0.1", port)) as browser:
-        head = f"POST /chat HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(BODY)}"
-        browser.sendall(f"{head}\r\n\r\n".encode() + BODY)
+        browser.sendall(HEAD + BODY)
         gate.step(3)  # the call itself, and two pieces
         read = b""
         while read.count(b"data: ") < 2:

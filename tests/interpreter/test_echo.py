@@ -43,6 +43,21 @@ def test_a_dict_answers_by_what_stands_last_in_the_prompt() -> None:
         generate(echo, "Peru?")
 
 
+def test_prompts_are_the_texts_of_the_calls_without_hints() -> None:
+    @ul.function(max_tokens=4)
+    def ask(s, question):
+        s += question
+        forks = s.fork(2)
+        forks += lambda i: f" {i}:" + ul.gen("answer")
+        forks.join()
+        s += ul.select("sure", choices=["yes", "no"])
+
+    echo = Echo(["a", "b"])
+    ask.run("Why?", backend=echo).sync()
+    assert sorted(echo.prompts) == ["Why?", "Why? 0:", "Why? 1:"]
+    assert len(echo.requests) > len(echo.prompts)
+
+
 def test_a_list_answers_in_order_and_can_be_used_up() -> None:
     echo = Echo(["a", "b", ["c", "d"]])
     assert [c.text for c in generate(echo, "p", n=2).completions] == ["a", "b"]
