@@ -59,6 +59,15 @@ class BatchOutput(Framed):
         """Yields the lines of the file of failures."""
         return iter(()) if self.failed_path is None else _rows(self.failed_path)
 
+    def __str__(self) -> str:
+        facts = [f"{self.path}: {self.done:,} done"]
+        facts += [f"{self.resumed:,} of them before"] if self.resumed else []
+        facts += [f"{self.failed:,} failed, in {self.failed_path}"] if self.failed else []
+        usage = self.cost.usage
+        share = usage.cached_tokens / usage.prompt_tokens if usage.prompt_tokens else 0.0
+        facts.append(f"{usage.prompt_tokens:,} tokens in, {share:.0%} cached, {usage.completion_tokens:,} out")
+        return " · ".join(facts)
+
     def _repr_html_(self) -> str:
         facts = {name: getattr(self, name) for name in ("path", "done", "resumed", "failed", "failed_path")}
         usage = self.cost.usage

@@ -1,5 +1,7 @@
 """The command `umbel`, in this process and on the oracle or Echo."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +22,12 @@ def no_default_backend_afterwards() -> Iterator[None]:
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"umbel {ul.__version__}\n"
+
+
+def test_python_m_umbel_is_the_command() -> None:
+    command = [sys.executable, "-m", "umbel", "--version"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout == f"umbel {ul.__version__}\n"
 
 
 def test_keys_are_printed_and_listed(

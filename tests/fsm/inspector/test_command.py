@@ -199,7 +199,16 @@ def test_the_picture_has_a_legend_of_what_it_shows(tmp_path: Path) -> None:
 
 def test_a_picture_says_how_many_states_are_not_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "a.svg"
-    assert main(["|".join(f"{chr(97 + n)}[0-9]{chr(65 + n)}[a-z]{chr(97 + n)}[0-9]{chr(65 + n)}" for n in range(26)), "--svg", str(file)]) == 0
+    assert (
+        main(
+            [
+                "|".join(f"{chr(97 + n)}[0-9]{chr(65 + n)}[a-z]{chr(97 + n)}[0-9]{chr(65 + n)}" for n in range(26)),
+                "--svg",
+                str(file),
+            ]
+        )
+        == 0
+    )
     root = ElementTree.parse(file).getroot()
     written = [element.text or "" for element in root.iter(f"{SVG}text")]
     note = next(text for text in written if text.startswith("the first 60 of "))

@@ -53,6 +53,7 @@ def test_results_and_failures_are_written_and_inputs_carried(tmp_path: Path) -> 
     assert sorted(done.rows(), key=lambda row: row["row"]) == expected
     assert list(done.to_pandas()["y"]) == ["<0>", "<1>", "<2>", "<4>"]
     assert "4 done, 1 failed" in done._repr_html_()
+    assert str(done).startswith(f"{done.path}: 4 done · 1 failed, in {done.failed_path} · ")
 
 
 def test_a_program_and_its_graph_write_the_same(tmp_path: Path) -> None:
