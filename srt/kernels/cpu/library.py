@@ -110,13 +110,17 @@ _FLAGS: dict[Isa, tuple[str, ...]] = {
 
 
 def cpu_flags() -> frozenset[str]:
-    """Returns the features that the operating system lists; empty if it lists none (not Linux)."""
+    """Returns the features that the operating system lists; empty if it lists none (not Linux).
+
+    An emulator may show the list of the machine that it runs on, which is not believed.
+    """
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:
         return frozenset()
+    name = "Features" if platform.machine() in ("aarch64", "arm64") else "flags"
     for line in text.splitlines():
-        if line.startswith(("flags", "Features")):  # x86, ARM
+        if line.startswith(name):
             return frozenset(line.split(":", 1)[1].split())
     return frozenset()
 

@@ -53,6 +53,17 @@ def test_the_widest_instruction_set_of_the_cpu_is_taken(flags: frozenset[str], i
     assert choose_isa({}, flags) is isa
 
 
+def test_an_emulator_that_shows_the_list_of_its_machine_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """qemu-aarch64 shows the features of the x86 processor that it runs on."""
+    lists = {"x86_64": "flags\t\t: avx2 fma f16c", "aarch64": "Features\t: asimd asimddp"}
+    for shown in lists:
+        for machine in lists:
+            monkeypatch.setattr(Path, "read_text", lambda *_, shown=shown, **__: f"processor : 0\n{lists[shown]}\n")
+            monkeypatch.setattr(library.platform, "machine", lambda machine=machine: machine)
+            best = choose_isa({}, library.cpu_flags())
+            assert best is ({"x86_64": Isa.AVX2, "aarch64": Isa.NEON}[machine] if shown == machine else Isa.PORTABLE)
+
+
 def test_another_instruction_set_may_be_asked_for_when_the_cpu_has_it() -> None:
     assert choose_isa({"UMBEL_CPU_ISA": "portable"}, SAPPHIRE_RAPIDS) is Isa.PORTABLE
     assert choose_isa({"UMBEL_CPU_ISA": "amx-emulated"}, ZEN_3) is Isa.AMX_EMULATED
