@@ -163,8 +163,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             weights, if those are asked to be smaller.
         weights: how the model is kept: "float32"; "bf16"; "int8" (native CPU kernels: a scale for each output, half the
             memory of 16 bits, not exact); "int4" (a scale for each 32 weights, head in 8 bits, a quarter, less exact:
-            `umbel eval` measures both); "auto" keeps what the checkpoint has: 16 bits, float32, GGUF blocks, or packed
-            matrices.
+            `umbel weights` measures both); "auto" keeps what the checkpoint has: 16 bits, float32, GGUF blocks, or
+            packed matrices.
         kv_dtype: of the KV cache: "fp8" rounds keys and values to float8 (e4m3, 3 bits of fraction), so that the same
             memory holds twice as many tokens as in 16 bits, and of the default model 7 of 100 most likely tokens
             change; "auto" takes dtype.

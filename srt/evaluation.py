@@ -1,4 +1,4 @@
-"""Measures weight formats of a model on a text: perplexity, and the divergence from the exact weights (`umbel eval`).
+"""Measures weight formats of a model on a text: perplexity, and divergence from the exact weights (`umbel weights`).
 
 The text is cut into windows, and every window runs twice, token by token of the text (teacher-forced): with exact
 weights in float32, and in the format. Two models are in memory at a time. A step computes as many rows as fit into 64
@@ -70,7 +70,7 @@ class FormatResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSettings:
-    """Says how formats are measured; see the options of `umbel eval`."""
+    """Says how formats are measured; see the options of `umbel weights`."""
 
     reference: Weights = "float32"
     dtype: DType = "auto"
@@ -81,7 +81,7 @@ class EvaluationSettings:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs `umbel eval`. Returns the exit status; errors of umbel go to the caller."""
+    """Runs `umbel weights`. Returns the exit status; errors of umbel go to the caller."""
     options = parser().parse_args(arguments)
     formats = _formats(options.weights)
     settings = EvaluationSettings(
@@ -319,7 +319,7 @@ def _attributes(part: object) -> Iterator[object]:
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     made = argparse.ArgumentParser(
-        prog="umbel eval",
+        prog="umbel weights",
         description="Measure weight formats of a model on a text: perplexity, and the divergence (KL) from the model "
         "with exact weights in float32.",
     )

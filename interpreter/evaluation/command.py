@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import re
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,19 +20,6 @@ _ABOUT = (
     "Runs a program over the rows of a file, measures each result, and prints figures with their intervals, the cost, "
     "errors by kind, and the worst rows."
 )
-_MORE = (
-    "umbel eval MODEL --weights LIST --text FILE measures weight formats of a model instead; umbel eval MODEL --help "
-    "has its options."
-)
-_PROGRAM = re.compile(r"\.py(:|$)")
-
-
-def is_about_programs(arguments: Sequence[str]) -> bool:
-    """Returns whether a command line of `umbel eval` names a program: FILE.py:NAME. Without any argument but help it
-    does, too."""
-    return any(_PROGRAM.search(argument) for argument in arguments) or all(
-        argument in ("-h", "--help") for argument in arguments
-    )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ParameterError: the program, the metric or the data cannot be used.
     """
-    options = _parser().parse_args(list(arguments))
+    options = parser().parse_args(list(arguments))
     if options.plot is not None and options.calibration is None:
         raise ParameterError("--plot draws the calibration; write --calibration VARIABLE=COLUMN, too")
     earlier = None if options.compare is None else EvaluationReport.load(options.compare)
@@ -143,16 +129,17 @@ def _pair(option: str, given: str) -> tuple[str, str]:
     return variable, column
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="umbel eval", description=_ABOUT, epilog=_MORE)
-    parser.add_argument("program", metavar="FILE.py:PROGRAM", help="a Python file and the name of a program in it")
-    parser.add_argument("data", metavar="DATA", help="a .jsonl, .csv or .parquet file; its columns are the arguments")
-    metrics = parser.add_argument_group("metric, one of")
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    made = argparse.ArgumentParser(prog="umbel eval", description=_ABOUT)
+    made.add_argument("program", metavar="FILE.py:PROGRAM", help="a Python file and the name of a program in it")
+    made.add_argument("data", metavar="DATA", help="a .jsonl, .csv or .parquet file; its columns are the arguments")
+    metrics = made.add_argument_group("metric, one of")
     metrics.add_argument("--metric", metavar="FILE.py:NAME", help="a function of state and row: a bool or a number")
     metrics.add_argument("--exact", metavar="VARIABLE=COLUMN", help="the variable is the value of the column")
     metrics.add_argument("--contains", metavar="VARIABLE=COLUMN", help="the text of the column stands in the variable")
     metrics.add_argument("--ignore-case", action="store_true", help="for --exact and --contains")
-    running = parser.add_argument_group("running")
+    running = made.add_argument_group("running")
     running.add_argument(
         "--model", help="a name (org/repo, ollama:NAME), a folder or a GGUF file; default: the backend"
     )
@@ -166,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     running.add_argument("--max-errors", type=int, metavar="N", help="stop after more rows with errors")
     running.add_argument("--seed", type=int, default=0, help="of intervals and tests; default: 0")
     running.add_argument("--no-progress", dest="progress", action="store_false", help="show no bar")
-    reports = parser.add_argument_group("reports")
+    reports = made.add_argument_group("reports")
     reports.add_argument("--save", metavar="REPORT.json", help="write the report, for --compare")
     reports.add_argument("--compare", metavar="REPORT.json", help="compare with an earlier report of the same data")
     reports.add_argument("--calibration", metavar="VARIABLE=COLUMN", help="of a select: confidence next to accuracy")
@@ -174,4 +161,4 @@ def _parser() -> argparse.ArgumentParser:
     reports.add_argument("--plot", metavar="FILE", help="draw the calibration as .svg, .png or .pdf")
     reports.add_argument("--json", action="store_true", help="print one JSON object")
     reports.add_argument("--at-least", type=float, metavar="X", help="exit code 1 where the figure is below, for CI")
-    return parser
+    return made

@@ -130,10 +130,10 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             extra="runtime",
         ),
         Command(
-            "eval",
+            "weights",
             "measure weight formats of a model on a text",
             "srt.evaluation",
-            (("umbel eval default --text README.md --weights int8,int4", "perplexity and divergence of both"),),
+            (("umbel weights default --text README.md --weights int8,int4", "perplexity and divergence of both"),),
             extra="runtime",
         ),
     ),
@@ -184,6 +184,15 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         ),
     ),
     "Looking into programs": (
+        Command(
+            "eval",
+            "measure a program over data: figures, cost, worst rows",
+            "interpreter.evaluation.command",
+            (
+                ("umbel eval quiz.py:quiz questions.csv --exact answer=label", "a figure with its interval"),
+                ("umbel eval quiz.py:careful questions.csv --exact answer=label --compare first.json", "two prompts"),
+            ),
+        ),
         Command(
             "lint",
             "say what keeps prompts from sharing their beginnings",

@@ -1,4 +1,4 @@
-"""`umbel eval`: the figures of weight formats, against transformers and against each other."""
+"""`umbel weights`: the figures of weight formats, against transformers and against each other."""
 
 import json
 import math
@@ -120,7 +120,7 @@ def test_the_command_prints_a_table_or_json(
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
-    arguments = ["eval", str(tiny[1].path), "--text", str(text), "--context", "40"]
+    arguments = ["weights", str(tiny[1].path), "--text", str(text), "--context", "40"]
     assert main([*arguments, "--weights", "int8,bf16,int8", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert [entry["weights"] for entry in printed["formats"]] == ["int8", "bf16"]
@@ -141,7 +141,7 @@ def test_the_command_says_why_a_gpu_that_is_there_does_not_compute(
     monkeypatch.setattr(cards, "unused_cards", lambda: UnusedCards("NVIDIA L4", "torch is a CPU build", "install it"))
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
-    arguments = ["eval", str(tiny[1].path), "--text", str(text), "--context", "40", "--tokens", "40", "--json"]
+    arguments = ["weights", str(tiny[1].path), "--text", str(text), "--context", "40", "--tokens", "40", "--json"]
     assert main(arguments) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["device"] == "cpu"
@@ -161,5 +161,5 @@ def test_the_command_says_why_a_gpu_that_is_there_does_not_compute(
 def test_wrong_options_say_what_to_write(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["eval", "default", *arguments]) == 1
+    assert main(["weights", "default", *arguments]) == 1
     assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`umbel eval FILE.py:PROGRAM DATA`, and that `umbel eval MODEL` still measures weight formats."""
+"""`umbel eval FILE.py:PROGRAM DATA`."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import umbel as ul
 from umbel.interpreter import cli
-from umbel.interpreter.evaluation.command import is_about_programs
 
 APP = """
 import umbel as ul
@@ -103,28 +102,3 @@ def test_a_comparison_that_is_refused_does_not_hide_the_report(capsys: pytest.Ca
     told = capsys.readouterr()
     assert "exact_match" in told.out
     assert "the first report has the figures 'contains_match'" in told.err
-
-
-@pytest.mark.parametrize(
-    ("given", "programs"),
-    [
-        ("app.py:quiz d.csv", True),
-        ("--exact a=b app.py:quiz d.csv", True),
-        ("app.py d.csv", True),
-        ("--help", True),
-        ("", True),
-        ("default --text notes.txt", False),
-        ("default --help", False),
-        ("org/repo:Q4_K_M --weights int8 --text notes.txt", False),
-    ],
-)
-def test_the_first_argument_says_whether_a_program_or_a_model_is_measured(given: str, programs: bool) -> None:
-    assert is_about_programs(given.split()) is programs
-
-
-def test_help_names_both_uses(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["eval", "--help"])
-    told = capsys.readouterr().out
-    assert "FILE.py:PROGRAM DATA" in told
-    assert "umbel eval MODEL" in told
