@@ -212,7 +212,8 @@ class ChatChoices:
 
     def pieces(self, said: Said) -> list[Json]:
         thoughts: list[Json] = [{self.reasoning: text} for text in pieces(said.thoughts)]
-        return [*({"delta": each, "logprobs": None} for each in thoughts), *self._pieces(said)]
+        told: list[Json] = [{"delta": each, "logprobs": None} for each in thoughts]
+        return told + self._pieces(said)
 
     def _pieces(self, said: Said) -> list[Json]:
         if said.calls:
