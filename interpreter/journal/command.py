@@ -45,10 +45,15 @@ def main(arguments: Sequence[str]) -> int:
         for difference in found:
             print(difference)
         calls = sum(len(lines) for places in file.calls.values() for lines in places.values())
-        print(f"{len(items)} programs and {calls} calls in {options.journal}: {len(found) or 'no'} differences")
+        counted = f"{_number(len(items), 'program')} and {_number(calls, 'call')}"
+        print(f"{counted} in {options.journal}: {_number(len(found), 'difference') if found else 'no differences'}")
         return 1 if found else 0
     finally:
         file.release()
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _program(named: str) -> Any:

@@ -21,7 +21,7 @@ from ...lang.chat_template import TemplateWarning
 from ...lang.errors import CapabilityError, ParameterError, UmbelError, remedy, shown
 from ...lang.generation import gen
 from ...lang.ops import Image, assistant, image, system, user
-from ...lang.protocol import Backend, Capabilities
+from ...lang.protocol import Backend, Capabilities, Usage
 from ...lang.state import State
 from .. import media
 from ..body import sampling_defaults
@@ -258,7 +258,7 @@ class Chat:
                 case "/save":
                     self._save(rest)
                 case "/usage":
-                    self._write(f"{self._state.usage}\n")
+                    self._write(f"{_counted(self._state.usage)}\n")
                 case "/help":
                     self._write("\n".join([*COMMANDS.values(), _KEYS, ""]))
                 case _:
@@ -294,6 +294,11 @@ class Chat:
         except FileExistsError:
             raise ParameterError(f"{path} exists; write the path of a new file") from None
         self._write(f"{len(self._turns)} messages are in {path}\n", "faint")
+
+
+def _counted(usage: Usage) -> str:
+    cached = f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens came from the cache"
+    return f"{usage.calls} answers of {usage.completion_tokens} tokens; {cached}"
 
 
 def _newline_after(shown_so_far: Sequence[str]) -> str:

@@ -60,6 +60,11 @@ class RunRecord:
             if file.stat().st_size > MOST_BYTES:
                 raise ParameterError(f"{shown(str(file))} is larger than {MOST_BYTES} bytes; no record of a run is")
             text = file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise ParameterError(
+                f"{shown(str(file))}: there is no such file; write the path of one that state.save(FILE) or "
+                "run_batch(..., view=FILE) wrote"
+            ) from None
         except (OSError, UnicodeDecodeError) as error:
             raise ParameterError(f"{shown(str(file))} cannot be read as the record of a run: {error}") from None
         if text.startswith('{"umbel_batch":'):
