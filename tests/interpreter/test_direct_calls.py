@@ -95,11 +95,3 @@ def test_a_traced_program_does_not_call_a_backend() -> None:
 
     with pytest.raises(ul.TraceError, match=r"a call of a backend"):
         program.trace()
-
-
-@pytest.mark.processes
-def test_a_runtime_continues_the_prompt() -> None:
-    with ul.Runtime("oracle") as runtime:
-        text = runtime("hello", max_tokens=8, temperature=0)
-        assert text == runtime.final_of("hello", max_tokens=8, temperature=0).completions[0].text
-        assert asyncio.run(runtime.complete_async("hello", max_tokens=8, temperature=0)) == text

@@ -209,6 +209,8 @@ def test_a_prompt_is_completed_to_a_text(runtime: Runtime) -> None:
     final = runtime.final_of("hello", max_tokens=4, temperature=0)
     assert isinstance(text, str)
     assert text == final.completions[0].text == runtime.complete("hello", {"max_tokens": 4, "temperature": 0})
+    assert text == runtime("hello", 4, temperature=0)
+    assert text == asyncio.run(runtime.complete_async("hello", max_tokens=4, temperature=0))
     assert final.usage.calls == 1
     assert len(runtime.final_of("hello", {"n": 3}, max_tokens=1).completions) == 3
     with pytest.raises(ParameterError, match=r"not n=2; write gen\("):

@@ -85,6 +85,7 @@ def test_make_test_passes(project: Path) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.nightly
 def test_the_program_runs_on_the_default_model(project: Path) -> None:
     command = "from umbel.interpreter.cli import main; raise SystemExit(main(['run', 'reviews.py']))"
     path = os.pathsep.join([str(ROOT / ".types"), str(ROOT)])
