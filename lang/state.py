@@ -9,14 +9,14 @@ import inspect
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, Literal, NoReturn, Protocol, Self, TypeVar, get_origin, overload
+from typing import Any, Generic, Literal, NoReturn, Protocol, Self, TypeGuard, TypeVar, get_origin, overload
 
 from . import checks, notebook, ops
 from .agents.plan import AgentPlan, AgentResult, agent_plan
 from .cache_report import CacheReport
 from .errors import ParameterError, ProgramError, shown
 from .ops import Op, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, checked_name, expression, refuse_awaitable, role
-from .protocol import Cost, Usage
+from .protocol import Backend, Cost, Usage
 
 JoinMode = Literal["gather_variable", "concate_and_append"]
 MAX_BRANCHES = 16_384  # of one fork; each is a stream of its own
@@ -774,7 +774,7 @@ class BaseStateGroup(Generic[S]):
                     "or one expression for all"
                 )
             contents: list[object] = list(given)
-        elif callable(other) and not isinstance(other, type) and get_origin(other) is None:
+        elif _is_function(other):
             contents = [_call(other, index) for index in range(len(self._states))]
         else:
             contents = [expression(other)] * len(self._states)
@@ -954,6 +954,13 @@ class AsyncStateGroup(BaseStateGroup[S]):
 
 
 Rule = Callable[[Ended[S]], object]
+
+
+def _is_function(value: object) -> TypeGuard[Callable[[int], object]]:
+    """Returns whether a value is a function of a branch number: no class, and no backend, which is called by prompts."""
+    return (
+        callable(value) and not isinstance(value, type) and get_origin(value) is None and not isinstance(value, Backend)
+    )
 
 
 def _call(function: Callable[[int], object], index: int) -> object:

@@ -95,3 +95,13 @@ def test_a_traced_program_does_not_call_a_backend() -> None:
 
     with pytest.raises(ul.TraceError, match=r"a call of a backend"):
         program.trace()
+
+
+def test_a_backend_is_no_function_of_a_branch_number() -> None:
+    @ul.function
+    def program(s):
+        forks = s.fork(2)
+        forks += ul.Echo()
+
+    with pytest.raises(ul.ParameterError, match="cannot append"):
+        program.run(backend=ul.Echo())
