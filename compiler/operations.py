@@ -32,6 +32,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..fsm.composed import nodes
 from ..lang import ops
 from ..lang.ops import CachePoint, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
 from ..lang.state import JoinMode
@@ -167,6 +168,18 @@ class Structure:
     """Lists, tuples and dicts with `Leaf`s in them. What a join gathers is a list with None where nothing was set."""
 
     template: Any  # nested list, tuple, dict of Leaf and constants
+
+
+def captured_names(gen: ops.Gen) -> dict[str, bool]:
+    """Returns the variables that the captures of a `gen` set → whether each is a text in every run."""
+    if gen.captures is None:
+        return {}
+    constraint = gen.constraint
+    assert constraint is not None, "captures are of a constraint"
+    certain = set(gen.captures.results)
+    if constraint.kind == "expression":
+        certain &= nodes.certain(nodes.read(constraint.source))
+    return {name: name in certain for name in gen.captures.results}
 
 
 StreamOperation = (

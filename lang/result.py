@@ -115,7 +115,9 @@ class Captures:
     Attributes:
         results: name → how its text becomes an object. Of a name that may come several times it takes the list.
         read: text → what the names hold; None for a text that does not satisfy the constraint.
+        parts: name → how one text of the part becomes an object.
     """
 
     results: Mapping[str, Result]
     read: Callable[[str], Named | None] = field(compare=False)
+    parts: Mapping[str, Result] = field(default_factory=dict, compare=False)

@@ -4,14 +4,15 @@ as `operations.py` says."""
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
+from ...fsm.composed import nodes as expressions
 from ...interpreter.stream import REASONING_SUFFIX
 from ...lang import ops, sampling
 from ...lang.chat_template import ROLES
-from ...lang.errors import GraphError, ParameterError, remedy
+from ...lang.errors import ConstraintError, GraphError, ParameterError, remedy
 from ...lang.ops import LONGEST_TTL, CachePoint, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
 from ...lang.prompt import checked_tenant
 from ...lang.protocol import ConstraintSpec
-from ...lang.result import Result
+from ...lang.result import Captures, Result
 from ...lang.sampling import MAX_N
 from ...lang.state import JOIN_MODES
 from ..graph import Node
@@ -37,6 +38,7 @@ from ..operations import (
     StreamText,
     Structure,
     Variable,
+    captured_names,
 )
 
 OPERATIONS: Mapping[str, type] = {operation.__name__: operation for operation in get_args(Operation)}
@@ -166,8 +168,28 @@ def _gen(gen: object) -> None:
     _switch("gen.text_in_logprobs", gen.text_in_logprobs)
     _kind("gen.constraint", gen.constraint, ConstraintSpec | None)
     _kind("gen.result", gen.result, Result | None)
+    _captured(gen)
     _kind("gen.token_healing", gen.token_healing, bool | None)
     _tries("gen", gen.max_tries, gen.allow_best_effort)
+
+
+def _captured(gen: ops.Gen) -> None:
+    _kind("gen.captures", gen.captures, Captures | None)
+    if gen.captures is None:
+        return
+    if gen.constraint is None:
+        raise GraphError("gen.captures: they are parts of a constraint, and there is none; leave them out")
+    for name in gen.captures.results:
+        _text("gen.captures: a name", name)
+        if name == gen.name:
+            raise GraphError(f"gen.captures: {name!r} is the name of the gen, too; rename one of them")
+    if gen.constraint.kind == "expression":
+        try:
+            known = expressions.capture_names(expressions.read(gen.constraint.source))
+        except ConstraintError as error:
+            raise GraphError(f"gen.constraint: {error}") from None
+        if known != set(gen.captures.results):
+            raise GraphError(f"gen.captures: the constraint captures {sorted(known)}; write these")
 
 
 def _select(select: object) -> None:
@@ -342,8 +364,10 @@ def _check_branch(item: GetForkItem, fork: Node) -> None:
 def _check_setter(op: Variable | Object, setter: Node) -> None:
     several = 0  # texts under one name
     match setter.op:
-        case Generate(gen, _, tags) if gen.name is not None:
-            names = [gen.name] if tags is None else [gen.name, gen.name + REASONING_SUFFIX]
+        case Generate(gen, _, tags):
+            names = [] if gen.name is None else [gen.name]
+            names += [gen.name + REASONING_SUFFIX] if tags is not None and gen.name is not None else []
+            names += captured_names(gen)
             several = gen.options.get("n", MAX_N)  # a run may ask for more than the program does
         case Choose(select) if select.name is not None:
             names = [select.name]

@@ -32,10 +32,13 @@ from typing import Any, cast
 
 import msgspec
 
+from ...fsm.composed import nodes
+from ...fsm.composed.expression import captures_of_constraint
 from ...lang import checks, ops
-from ...lang.errors import GraphError, ParameterError
+from ...lang.errors import ConstraintError, GraphError, ParameterError
 from ...lang.prompt import public_name
 from ...lang.protocol import ConstraintSpec
+from ...lang.result import Captures
 from ..checks.nodes import OPERATIONS
 from ..checks.verify import place, verify
 from ..graph import Builder, Graph, Line, Node, Parameter
@@ -44,7 +47,7 @@ from . import results as file_results
 from . import values as file_values
 from .values import Json, expect, json_text, members
 
-VERSION = 1
+VERSION = 2  # captures are new in 2; a graph without any is written as 1, for readers of that version
 MAX_NODES = 1_000_000
 
 _WHOLE: Mapping[str, type] = {
@@ -90,7 +93,7 @@ def encode(graph: Graph) -> bytes:
     verify(graph)
     lines = _Lines()
     nodes = [_written_node(graph, node, graph.numbers, lines) for node in graph.nodes]
-    head = {"umbel": "graph", "version": VERSION, **_head(graph), "files": lines.files}
+    head = {"umbel": "graph", "version": _version(graph), **_head(graph), "files": lines.files}
     foot = _foot(graph, graph.numbers)
     listed = ",\n  ".join(map(json_text, nodes))
     return f'{json_text(head)[:-1]},\n "nodes": [\n  {listed}\n ],\n {json_text(foot)[1:]}\n'.encode()
@@ -107,7 +110,7 @@ def digest(graph: Graph) -> str:
     numbers = {node: number for number, node in enumerate(_in_order_of_need(graph))}
     nodes = (_written_node(graph, node, numbers, None) for node in numbers)
     hashed = hashlib.sha256()
-    for part in ({"version": VERSION, **_head(graph)}, *nodes, _foot(graph, numbers)):
+    for part in ({"version": _version(graph), **_head(graph)}, *nodes, _foot(graph, numbers)):
         hashed.update(json_text(part, sort_keys=True).encode() + b"\n")
     return hashed.hexdigest()
 
@@ -253,6 +256,12 @@ def _read_graph(whole: Json) -> Graph:
     return graph
 
 
+def _version(graph: Graph) -> int:
+    """Returns the oldest version whose readers read a graph."""
+    captures = any(isinstance(node.op, Generate) and node.op.gen.captures is not None for node in graph.nodes)
+    return VERSION if captures else 1
+
+
 def _check_version(whole: dict[str, Json]) -> None:
     if whole.get("umbel") != "graph":
         raise GraphError('it is no file of a graph, which begins with {"umbel": "graph", "version": 1}')
@@ -354,6 +363,8 @@ def _read_fields(kind: type, value: dict[str, Json], at: str) -> Any:
     if kind is ops.Gen and made["result"] is not None:
         schema = made["constraint"].source if made["constraint"] is not None else ""
         made["result"] = file_results.read(made["result"], schema, f"{at}.result")
+    if kind is ops.Gen and made["captures"] is not None:
+        made["captures"] = _read_captures(made["captures"], made["constraint"], f"{at}.captures")
     return kind(**made)
 
 
@@ -426,6 +437,29 @@ def _read_later(value: Json, at: str) -> Json:
     return value
 
 
+def _written_captures(captures: Captures) -> Json:
+    return {name: file_results.written(result) for name, result in captures.parts.items()}
+
+
+def _read_captures(value: Json, constraint: ConstraintSpec | None, at: str) -> Captures:
+    """Reads the captures of a constraint: name → how its text becomes an object."""
+    if constraint is None:
+        raise GraphError(f"{at}: they are parts of a constraint, and there is none")
+    try:
+        tree = nodes.read(constraint.source) if constraint.kind == "expression" else None
+        parts = {
+            name: file_results.read(
+                result,
+                constraint.source if tree is None else nodes.captured_schema(tree, name),
+                f"{at}.{name}",
+            )
+            for name, result in expect(value, dict, at).items()
+        }
+        return captures_of_constraint(constraint, parts)
+    except ConstraintError as error:
+        raise GraphError(f"{at}: {error}") from None
+
+
 _Codec = tuple[Callable[[Any], Json], Callable[[Json, str], Any]]
 _PLAIN: _Codec = (_same, _read_plain)
 _SAMPLING: _Codec = (_written_sampling, _read_sampling)
@@ -441,4 +475,5 @@ _CODECS: Mapping[tuple[type, str], _Codec] = {
     (ops.Gen, "options"): _SAMPLING,
     (ops.Gen, "constraint"): (msgspec.to_builtins, _read_constraint),
     (ops.Gen, "result"): (file_results.written, _read_later),  # what stands in its constraint is needed for it
+    (ops.Gen, "captures"): (_written_captures, _read_later),
 }

@@ -67,7 +67,7 @@ class EqualNodes:
         if before is None or isinstance(op, Fork | Join):
             return node  # streams and what ties them together are what they are
         if isinstance(op, Generate | Choose):
-            if not is_deterministic(self._graph, node):
+            if not is_deterministic(self._graph, node) or _captures(node):
                 return node
             said: object = frozen(named(op, None))
         else:
@@ -93,8 +93,15 @@ def _leaving(fork: Node) -> Node:
     return node
 
 
+def _captures(call: Node) -> bool:
+    """Returns whether a call sets variables by captures. It stands for itself: their names are no names of the call."""
+    return isinstance(call.op, Generate) and call.op.gen.captures is not None
+
+
 def _read(op: Variable | Object, setter: Node) -> object:
     """Returns what is read, whatever it is called. A scope says its name, and a call has one name or two."""
+    if _captures(setter):
+        return type(op), op.name, getattr(op, "index", None)
     called = "thinking" if isinstance(setter.op, Generate) and op.name != setter.op.gen.name else "text"
     return type(op), called, getattr(op, "index", None)
 
@@ -352,7 +359,8 @@ def _groups(graph: Graph) -> list[_Group]:
         for index, node in enumerate(stream):
             if not isinstance(node.op, Generate):
                 continue
-            if number not in appended and _is_sample(graph, node) and _is_last(graph, stream[index:]):
+            alone = number in appended or _captures(node)
+            if not alone and _is_sample(graph, node) and _is_last(graph, stream[index:]):
                 key = frozen(named(node.op, None)), equal_nodes.place[stream[index - 1]]
                 alike.setdefault(key, []).append(node)
     groups: list[_Group] = []

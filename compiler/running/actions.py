@@ -67,7 +67,7 @@ class RunGen:
 
     Attributes:
         call: its place among the calls of the plan, which have sampling parameters.
-        slot, thinking: of its bindings.
+        slot, thinking, captured: of its bindings.
     """
 
     gen: ops.Gen
@@ -76,12 +76,14 @@ class RunGen:
     thinking: int | None
     tags: ReasoningTags | None
     source: Source | None
+    captured: tuple[int, ...] = ()
 
     def step(self, execution: "Execution") -> Step:
         bindings = execution.bindings
         thinking = None if self.thinking is None else bindings[self.thinking]
         sampling, ahead = execution.sampling[self.call], execution.ahead.get(self.slot, 0)
-        return Step(self.gen, bindings[self.slot], sampling, thinking, self.tags, self.source, ahead)
+        captured = tuple(bindings[slot] for slot in self.captured)
+        return Step(self.gen, bindings[self.slot], sampling, thinking, self.tags, self.source, ahead, captured)
 
 
 @dataclass(frozen=True, slots=True)

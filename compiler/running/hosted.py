@@ -39,7 +39,7 @@ from ...lang.programs import digest_of, pack_values
 from ...lang.protocol import Usage
 from ..files import serialise
 from ..graph import Graph, Node, Parameter
-from ..operations import Append, Argument, Begin, Choose, Concat, Constant, Generate, Variable
+from ..operations import Append, Argument, Begin, Choose, Concat, Constant, Generate, Variable, captured_names
 from .actions import GatherVariables
 from .execution import Execution
 from .plan import Plan
@@ -492,6 +492,7 @@ def _setters(graph: Graph) -> Iterator[tuple[Node, str]]:
                 yield node, gen.name
                 if tags is not None:
                     yield node, gen.name + REASONING_SUFFIX
+                yield from ((node, name) for name in captured_names(gen))
             case Choose(select) if select.name:
                 yield node, select.name
             case VarScopeEnd(name):

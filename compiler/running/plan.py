@@ -41,6 +41,7 @@ from ..operations import (
     Options,
     Structure,
     Variable,
+    captured_names,
 )
 from . import actions
 from .actions import Action, RunGen, StartBranches
@@ -313,7 +314,13 @@ class StreamActions:
         tags = None if op.tags is None else ReasoningTags(*op.tags)
         thinking = None if tags is None else slots.thinking(node, name)
         return actions.RunGen(
-            op.gen, self._layer(op.defaults, op.gen.options), slots.variable(node, name), thinking, tags, _source(node)
+            op.gen,
+            self._layer(op.defaults, op.gen.options),
+            slots.variable(node, name),
+            thinking,
+            tags,
+            _source(node),
+            tuple(slots.variable(node, captured) for captured in captured_names(op.gen)),
         )
 
     def _choose(self, node: Node, op: Choose) -> Action:

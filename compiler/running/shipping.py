@@ -304,8 +304,12 @@ def _loaded(source: Any) -> bytes:  # Any: a path, bytes or a picture
 
 
 def _check_judges(graph: Graph) -> None:
-    """Checks that no result type judges answers: it does so by code, and code does not travel."""
+    """Checks that no result type judges answers: it does so by code, and code does not travel. Captures are read here,
+    too: what comes back is one text for each call."""
     for node in graph.nodes:
+        if isinstance(node.op, Generate) and node.op.gen.captures is not None:
+            names = ", ".join(map(repr, node.op.gen.captures.results))
+            raise GraphError(f"gen({node.op.gen.name!r}) captures {names}, which is read here; write server=False")
         if isinstance(node.op, Generate) and node.op.gen.result is not None and node.op.gen.result.judges:
             raise GraphError(
                 f"gen({node.op.gen.name!r}): its type {node.op.gen.result.wanted} or validate= may refuse what was "

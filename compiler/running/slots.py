@@ -67,6 +67,8 @@ class Slots:
                 self._variables[node, gen.name or ""] = self.add(gen.name or "", gen.result)
                 if tags is not None:
                     self._variables[node, _thoughts(gen.name)] = self.add(_thoughts(gen.name) if gen.name else "")
+                for name, result in ({} if gen.captures is None else gen.captures.results).items():
+                    self._variables[node, name] = self.add(name, result)
             case Choose(select):
                 self._variables[node, select.name or ""] = self.add(select.name or "")
             case VarScopeEnd(name):

@@ -28,6 +28,7 @@ from ..operations import (
     StreamOperation,
     StreamText,
     Variable,
+    captured_names,
 )
 from .lines import current_line
 from .tape import Tape
@@ -37,12 +38,20 @@ Tags = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class SetByCall:
-    """A name that a stream node binds. `count`: of texts. `typed`: the text stands for an object that is none."""
+    """A name that a stream node binds.
+
+    Attributes:
+        count: of texts.
+        typed: the text stands for an object that is none.
+        captured: it is a part of a text; `certain`: which every text holds exactly once.
+    """
 
     name: str
     setter: Node
     count: int = 1
     typed: bool = False
+    captured: bool = False
+    certain: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +126,6 @@ class Recorder(Sink):
             case ops.Image(source) | ops.Video(source) | ops.PrivateBegin(source):
                 if not self.tape.is_constant(source):
                     return grammar
-            case ops.Gen(name, captures=captures) if captures is not None:
-                raise self.tape.refuse(
-                    f"gen({name!r}) captures {', '.join(map(repr, captures.results))}, and a graph has one variable a "
-                    "call",
-                    "a constraint without .capture(), and expr.match(s[name]) after the run",
-                )
             case ops.Select():
                 self.tape.check_constant(replace(op, choices=()), "select()")
             case _:
@@ -142,6 +145,8 @@ class Recorder(Sink):
                 if name and tags is not None:
                     thinking = name + REASONING_SUFFIX
                     self._own[thinking] = SetByCall(thinking, self.last, count)
+                for captured, certain in captured_names(op).items():
+                    self._own[captured] = SetByCall(captured, self.last, count, True, True, certain)
             case ops.Select(name, choices):
                 nodes = [self.tape.text(choice) for choice in choices]
                 self._say(Choose(replace(op, choices=()), self._defaults), line, *nodes)
@@ -251,7 +256,24 @@ class Recorder(Sink):
 
     def read(self, name: str, timeout: float | None) -> Value:
         bound = self._find(name)
-        return self.tape.given_text(name) if self.tape.is_given(name) else self._text_of(bound)
+        if self.tape.is_given(name):
+            return self.tape.given_text(name)
+        self._check_certain(name, bound)
+        return self._text_of(bound)
+
+    def _check_certain(self, name: str, bound: Bound) -> None:
+        """Refuses a capture that holds None or a list in some texts: a graph says texts."""
+        match bound:
+            case SetByBranches(branches):
+                for branch in branches:
+                    if branch is not None:
+                        self._check_certain(name, branch)
+            case SetByCall(captured=True, certain=False):
+                raise self.tape.refuse(
+                    f"s[{name!r}] is captured from a part that may be left out, or come several times, and is a text "
+                    "in some runs only",
+                    "what needs it after the run, or .capture() on a part that every text holds once",
+                )
 
     async def read_async(self, name: str, timeout: float | None) -> Value:
         return self.read(name, timeout)

@@ -231,6 +231,8 @@ class Labels:
             source = constraint.source
             shown = nodes.spelled(nodes.read(source)) if constraint.kind == "expression" else source
             parts.append(f"{constraint.kind}={self._quoted(shown)}")
+        if op.gen.captures is not None:
+            parts.append(f"(captures: {', '.join(map(plain, op.gen.captures.results))})")
         if op.defaults:
             parts.append(f"(defaults: {' '.join(self._options(op.defaults))})")
         if op.tags is not None:

@@ -144,12 +144,8 @@ class Expression(ConstraintExpression):
         inside, result = self._node, self._result or _TEXT
         while isinstance(inside, Captured):
             inside = inside.body
-        spec = _plain_spec(inside)
-        if spec is not None:  # what it captures is the whole text
-            names = self.captures
-            captures = Captures(self._typed(), lambda text: dict.fromkeys(names, text))
-        else:
-            spec, captures = ConstraintSpec("expression", self.source), Captures(self._typed(), self._reader(True))
+        spec = _plain_spec(inside) or ConstraintSpec("expression", self.source)
+        captures = captures_of_constraint(spec, self._results)
         if not self._results:
             return Demand(spec, result)
         return Demand(spec, self._judging(captures) if self._result is None else result, captures=captures)
@@ -201,20 +197,45 @@ class Expression(ConstraintExpression):
 
     def _typed(self) -> Mapping[str, Result]:
         """Returns how what `_reader` finds becomes objects: lists of names that may come several times."""
-        many = nodes.repeating(self._tree())
-        return {name: _several(found) if name in many else _perhaps(found) for name, found in self._results.items()}
+        return _typed(self._tree(), self._results)
 
     def _reader(self, lenient: bool) -> Callable[[str], Mapping[str, Any] | None]:
         """Returns what reads a text. lenient: JSON may have any blanks, and members in any order."""
-        source = self.source
+        return _reader(self.source, lenient)
 
-        def read(text: str) -> Mapping[str, Any] | None:
-            from .reading import captures_of  # numpy and the automata, which building an expression does not need
 
-            found = captures_of(source, text)
-            return captures_of(source, text, lenient=True) if found is None and lenient else found
+def captures_of_constraint(constraint: ConstraintSpec, parts: Mapping[str, Result]) -> Captures:
+    """Returns the captures of a constraint that `Expression.demand` has made.
 
-        return read
+    Args:
+        constraint: an expression, or one regular expression, schema or choice, all of which its captures hold.
+        parts: name of each capture → how its text becomes an object.
+
+    Raises:
+        ConstraintError: the source is no expression.
+    """
+    if constraint.kind == "expression":
+        typed = _typed(nodes.read(constraint.source), parts)
+        return Captures(typed, _reader(constraint.source, True), parts)
+    names = tuple(parts)
+    return Captures(
+        {name: _perhaps(found) for name, found in parts.items()}, lambda text: dict.fromkeys(names, text), parts
+    )
+
+
+def _typed(tree: Tree, parts: Mapping[str, Result]) -> Mapping[str, Result]:
+    many = nodes.repeating(tree)
+    return {name: _several(found) if name in many else _perhaps(found) for name, found in parts.items()}
+
+
+def _reader(source: str, lenient: bool) -> Callable[[str], Mapping[str, Any] | None]:
+    def read(text: str) -> Mapping[str, Any] | None:
+        from .reading import captures_of  # numpy and the automata, which building an expression does not need
+
+        found = captures_of(source, text)
+        return captures_of(source, text, lenient=True) if found is None and lenient else found
+
+    return read
 
 
 class ExpressionMatch:

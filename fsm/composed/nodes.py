@@ -201,6 +201,40 @@ def repeating(tree: Tree) -> frozenset[str]:
     return frozenset(several.union(*map(_captures, tree.rules.values())))
 
 
+def certain(tree: Tree) -> frozenset[str]:
+    """Returns the names of captures that every text holds exactly once."""
+    return frozenset(_certain(tree.start) - repeating(tree))
+
+
+def _certain(node: Node) -> set[str]:
+    """Returns names that every text of a node holds; of rules none is known."""
+    inner = [_certain(each) for each in children(node)]
+    match node:
+        case Either():
+            return set.intersection(*inner) if inner else set()
+        case Repeated(_, 0):
+            return set()
+        case Captured(name):
+            return {name}.union(*inner)
+    return set().union(*inner)
+
+
+def capture_names(tree: Tree) -> frozenset[str]:
+    """Returns the names of all captures."""
+    return frozenset(name for node in (tree.start, *tree.rules.values()) for name in _captures(node))
+
+
+def captured_schema(tree: Tree, name: str) -> str:
+    """Returns the schema of the JSON that a name captures; "" where it captures anything else."""
+    waiting = [tree.start, *tree.rules.values()]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Captured) and node.name == name and isinstance(node.body, Values):
+            return node.body.schema
+        waiting += children(node)
+    return ""
+
+
 def _captures(node: Node) -> dict[str, int]:
     """Returns how often each name may come, 2 for more than once."""
     inner = [_captures(each) for each in children(node)]

@@ -211,9 +211,8 @@ class ChatChoices:
         return [{"delta": {"role": "assistant", "content": "", "refusal": None}, "logprobs": None}]
 
     def pieces(self, said: Said) -> list[Json]:
-        thoughts: list[Json] = [{self.reasoning: text} for text in pieces(said.thoughts)]
-        told: list[Json] = [{"delta": each, "logprobs": None} for each in thoughts]
-        return told + self._pieces(said)
+        thoughts: list[Json] = [{"delta": {self.reasoning: text}, "logprobs": None} for text in pieces(said.thoughts)]
+        return thoughts + self._pieces(said)
 
     def _pieces(self, said: Said) -> list[Json]:
         if said.calls:

@@ -29,7 +29,7 @@ def edited(whole: dict[str, Any], change: str) -> bytes:
     ("change", "says"),
     [
         ("f['umbel'] = 'grammar'", 'it is no file of a graph, which begins with {"umbel": "graph"'),
-        ("f['version'] = 2", "written by a newer umbel: version 2, this one reads 1"),
+        ("f['version'] = 3", "written by a newer umbel: version 3, this one reads 2"),
         ("f['version'] = 0", "version 0 has never been"),
         ("f['version'] = '1'", "version: expected an integer, found '1'"),
         ("f['more'] = 1", "the file: unknown field 'more'; known are umbel"),

@@ -87,15 +87,6 @@ def test_a_name_stands_for_one_thing() -> None:
         ul.regex("b").capture("a").capture("a")
 
 
-def test_a_trace_refuses_captures_and_says_what_to_write() -> None:
-    @ul.function
-    def captured(s: ul.State) -> None:
-        s += ul.gen("x", constraint=FRUIT)
-
-    with pytest.raises(ul.TraceError, match=r"captures 'count', 'what'.*expr\.match"):
-        captured.trace()
-
-
 def test_a_compiled_program_has_a_constraint_without_captures() -> None:
     @ul.function
     def plain(s: ul.State) -> None:
