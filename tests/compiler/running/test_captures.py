@@ -140,7 +140,7 @@ def test_a_part_that_may_be_left_out_is_no_text_in_a_body() -> None:
         asks.trace()
 
 
-def test_the_listing_names_them_and_two_versions_of_a_file_differ_by_them() -> None:
+def test_the_listing_names_them() -> None:
     assert "(captures: count, kind, whom)" in order.trace().text()
 
 
