@@ -229,7 +229,20 @@ class _Gemini(Translator):
         return _answer(await self._tried(self._client.models.generate_content(**self._asked(body))))
 
     async def stream(self, body: Fields) -> AsyncIterator[Object]:
-        return _objects(await self._tried(self._client.models.generate_content_stream(**self._asked(body))))
+        chunks = aiter(await self._tried(self._client.models.generate_content_stream(**self._asked(body))))
+        first = await self._tried(anext(chunks, None))  # the client sends the request when it is asked for this one
+        return self._objects(first, chunks)
+
+    async def _objects(self, first: Any, chunks: AsyncIterator[Any]) -> AsyncGenerator[Object, None]:
+        calls: Counter[int] = Counter()
+        try:
+            while first is not None:
+                yield _answer(first, calls)
+                first = await self._tried(anext(chunks, None))
+        finally:
+            close = getattr(chunks, "aclose", None)
+            if close is not None:
+                await close()
 
     async def close(self) -> None:
         close = getattr(self._client, "aclose", None)  # newer versions have it
@@ -364,12 +377,6 @@ def _part(part: Fields) -> Fields:
     found = _DATA_URL.fullmatch(part["image_url"]["url"])
     assert found is not None, "pictures are sent as data"
     return {"inline_data": {"mime_type": found[1], "data": base64.b64decode(found[2])}}
-
-
-async def _objects(chunks: AsyncIterator[Any]) -> AsyncGenerator[Object, None]:
-    calls: Counter[int] = Counter()
-    async for chunk in chunks:
-        yield _answer(chunk, calls)
 
 
 def _answer(answer: Any, calls: Counter[int] | None = None) -> Object:
