@@ -16,7 +16,7 @@ import json
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Unpack
 
 import msgspec
@@ -29,7 +29,7 @@ from ...lang.tool_calls import ToolCall
 from ..backends.echo_answers import Script
 from ..backends.echo_tokens import pieces, prompt_tokens
 from ..backends.hosted.conversation import Conversation, Message
-from .openai import Json, Said, said_of
+from .openai import Json, Said, said_of, split_thoughts
 from .provider import (
     Answered,
     FakeOptions,
@@ -96,7 +96,9 @@ class GeminiContent(GeminiJson):
     role: Literal["user", "model"] = "user"
 
 
-class ThinkingConfig(GeminiJson):
+class ThinkingConfig(GeminiJson, rename=None):
+    """How much the model thinks. Google's client writes these names, and the server takes both spellings."""
+
     thinking_budget: int | None = None
     include_thoughts: bool | None = None
 
@@ -174,7 +176,8 @@ class FakeGemini(FakeProvider):
     such a call back without a signature, as Google's do.
 
     Args:
-        script: as Echo's. With a schema, the answer has to satisfy it.
+        script: as Echo's. With a schema, the answer has to satisfy it. Text in <think> and </think> before an answer
+            are its thoughts: told where `include_thoughts` asks for them, and paid for in any case.
         models: names that exist.
         options: as of `FakeOptions`.
     """
@@ -310,8 +313,17 @@ class _GeminiQuestion(Question):
         sampling = SamplingParams(max_tokens=config.max_output_tokens, stop=tuple(config.stop_sequences))
         prompt = "".join(part.text for part in self.meant if isinstance(part, Text))
         names = self.body.callable
-        candidates = [said_of(text, prompt, self._form, sampling, names) for text in said]
-        generated = sum(len(one.completion.token_ids) for one in candidates)
+        splits = [split_thoughts(text) for text in said]
+        thinking = config.thinking_config
+        shown = thinking is not None and thinking.include_thoughts
+        candidates = [
+            replace(
+                said_of(split.answer, prompt, self._form, sampling, names), thoughts=split.reasoning if shown else ""
+            )
+            for split in splits
+        ]
+        thought = sum(len(pieces(split.reasoning)) for split in splits)
+        generated = sum(len(one.completion.token_ids) for one in candidates) + thought
         usage = Usage(len(prompt_tokens(self.sent)), 0, generated, 1)
         return Answered(self._events(candidates, usage) if self.streams else self._whole(candidates, usage), usage)
 
@@ -324,15 +336,13 @@ class _GeminiQuestion(Question):
 
     def _whole(self, candidates: Sequence[Said], usage: Usage) -> AnswerEvents:
         told = [
-            self._candidate(index, [*_texts([_said(one)]), *self._calls(one)], _reason(one))
+            self._candidate(index, [*_thoughts(one), *_texts([_said(one)]), *self._calls(one)], _reason(one))
             for index, one in enumerate(candidates)
         ]
         return at_once({"candidates": told, "usageMetadata": _counted(usage)})
 
     def _events(self, candidates: Sequence[Said], usage: Usage) -> AnswerEvents:
-        told = [
-            [*([each] for each in _texts(_pieces(one))), *([each] for each in self._calls(one))] for one in candidates
-        ]
+        told = [[[each] for each in (*_thoughts(one), *_texts(_pieces(one)), *self._calls(one))] for one in candidates]
         between = [
             event({"candidates": [self._candidate(index, parts[place], "")]})
             for place in range(max(map(len, told)))
@@ -366,6 +376,10 @@ def _said(one: Said) -> str:
 
 def _pieces(one: Said) -> list[str]:
     return pieces(one.content) if one.calls else [seen for _, seen, _ in one.tokens]
+
+
+def _thoughts(one: Said) -> list[Json]:
+    return [{"text": text, "thought": True} for text in pieces(one.thoughts)]
 
 
 def _texts(texts: Sequence[str]) -> list[Json]:

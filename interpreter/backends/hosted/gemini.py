@@ -29,6 +29,7 @@ class Gemini(GoogleModel):
         base_url: another server of this API.
         safety_settings: category → threshold, such as {"HARM_CATEGORY_HARASSMENT": "BLOCK_NONE"}.
         thinking_budget: as of `VertexAI`.
+        include_thoughts: as of `VertexAI`.
         profile: what the model can do, as of `OpenAI`.
         client: a `google.genai.Client` that is used as it is; None: one is made.
         options: as of `CallOptions`.
@@ -48,6 +49,7 @@ class Gemini(GoogleModel):
         base_url: str | None = None,
         safety_settings: Mapping[str, str] | None = None,
         thinking_budget: int | None = None,
+        include_thoughts: bool = False,
         profile: Profile = GEMINI,
         client: Any = None,  # Any: google.genai.Client, an optional package's
         **options: Unpack[CallOptions],
@@ -76,5 +78,6 @@ class Gemini(GoogleModel):
             profile=profile,
             safety_settings=safety_settings,
             thinking_budget=thinking_budget,
+            include_thoughts=include_thoughts,
             client=client,
         )

@@ -64,6 +64,7 @@ class GoogleModel(TranslatedBackend):
         where: arguments of `google.genai.Client`.
         safety_settings: as of `VertexAI`.
         thinking_budget: as of `VertexAI`.
+        include_thoughts: as of `VertexAI`.
         client: as of `VertexAI`.
     """
 
@@ -79,6 +80,7 @@ class GoogleModel(TranslatedBackend):
         profile: Profile,
         safety_settings: Mapping[str, str] | None,
         thinking_budget: int | None,
+        include_thoughts: bool,
         client: Any,  # Any: google.genai.Client, an optional package's
     ) -> None:
         safety = _checked_safety(safety_settings)
@@ -91,8 +93,11 @@ class GoogleModel(TranslatedBackend):
         self._given_client = client
         self._where = where
         self._config: Fields = {"safety_settings": safety} if safety else {}
-        if thinking_budget is not None:
-            self._config["thinking_config"] = {"thinking_budget": thinking_budget}
+        thinking: Fields = {} if thinking_budget is None else {"thinking_budget": thinking_budget}
+        if checks.switch("include_thoughts", include_thoughts):
+            thinking["include_thoughts"] = True
+        if thinking:
+            self._config["thinking_config"] = thinking
 
     async def prepare(self) -> None:
         if self._given_client is None:  # nothing of the package is needed otherwise
@@ -131,6 +136,7 @@ class VertexAI(GoogleModel):
         safety_settings: category → threshold, such as {"HARM_CATEGORY_HARASSMENT": "BLOCK_NONE"}.
         thinking_budget: tokens that the model may think, out of max_tokens: 0 for none, -1 for its own choice; None
             says nothing, which is its own choice as well.
+        include_thoughts: ask for summaries of what the model thinks, which `separate_reasoning` gives to programs.
         profile: what the model can do, as of `OpenAI`.
         client: a `google.genai.Client` that is used as it is; None: one is made.
         options: as of `CallOptions`.
@@ -151,6 +157,7 @@ class VertexAI(GoogleModel):
         api_key: str | None = None,
         safety_settings: Mapping[str, str] | None = None,
         thinking_budget: int | None = None,
+        include_thoughts: bool = False,
         profile: Profile = GEMINI,
         client: Any = None,  # Any: google.genai.Client, an optional package's
         **options: Unpack[CallOptions],
@@ -182,6 +189,7 @@ class VertexAI(GoogleModel):
             profile=profile,
             safety_settings=safety_settings,
             thinking_budget=thinking_budget,
+            include_thoughts=include_thoughts,
             client=client,
         )
 
@@ -400,9 +408,11 @@ def _answer(answer: Any, calls: Counter[int] | None = None) -> Object:
 
 def _choice(index: int, candidate: Any, calls: Counter[int]) -> Object:
     parts = (candidate.content.parts if candidate.content is not None else None) or ()
-    text = "".join(part.text or "" for part in parts if not getattr(part, "thought", False))
+    said = [(getattr(part, "thought", False) or False, part.text or "") for part in parts]
+    text = "".join(text for thought, text in said if not thought)
+    thoughts = "".join(text for thought, text in said if thought)
     index = candidate.index if candidate.index is not None else index
-    message: Object = {"content": text}
+    message: Object = {"content": text, "reasoning": thoughts or None}
     called = [part for part in parts if getattr(part, "function_call", None) is not None]
     if called:
         message["tool_calls"] = [_call(part, calls[index] + number) for number, part in enumerate(called)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import umbel as ul
 from umbel.lang.protocol import Backend
-from umbel.testing import OPENROUTER, VLLM, FakeOllama, FakeOpenAI
+from umbel.testing import OPENROUTER, VLLM, FakeGemini, FakeOllama, FakeOpenAI
 
 THOUGHT = "First Rome, but no."
 SAID = [f"<think>\n{THOUGHT}\n</think>\n\nParis.", "Rome."]
@@ -28,6 +28,15 @@ def ollama(script: Any) -> Iterator[tuple[Any, Backend]]:
 
 
 @contextmanager
+def gemini(script: Any) -> Iterator[tuple[Any, Backend]]:
+    with FakeGemini(script) as server:
+        yield (
+            server,
+            ul.Gemini("gemini-2.5-flash", base_url=server.base_url, api_key=server.api_key, include_thoughts=True),
+        )
+
+
+@contextmanager
 def openrouter(script: Any) -> Iterator[tuple[Any, Backend]]:
     with FakeOpenAI(script, models=["a/b"], features=OPENROUTER) as server:
         model = ul.OpenRouter("a/b", base_url=server.base_url, api_key=server.api_key, reasoning={"effort": "low"})
@@ -41,7 +50,7 @@ def dialect(script: Any) -> Iterator[tuple[Any, Backend]]:
         yield server, ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key)
 
 
-HOSTED = [ollama, openrouter, dialect]
+HOSTED = [ollama, openrouter, dialect, gemini]
 
 
 @pytest.fixture(autouse=True)

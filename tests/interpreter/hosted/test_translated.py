@@ -256,6 +256,10 @@ def test_the_real_litellm_asks_a_server_of_the_openai_dialect():
         assert (state["answer"], server.calls) == ("Paris", 1)
         streamed = ask.run("Capital?", backend=model, stream=True)
         assert "".join(streamed.text_iter("answer")) == "Paris"
+    with FakeOpenAI([add.spelled(a=1, b=2), "Three."]) as server:
+        model = ul.LiteLLM("openai/gpt-4o", api_key=server.api_key, base_url=server.base_url)
+        assert agent.run(backend=model).ret_value.calls[0].result == "3"
+        assert "tools" in server.requests[0].body
         wrong = ul.LiteLLM("openai/gpt-4o", api_key="sk-wrong-key-12", base_url=server.base_url, max_retries=0)
         with pytest.raises(ul.RequestError, match="refused the key"):
             ask.run("Capital?", backend=wrong).sync()
