@@ -147,9 +147,14 @@ def _changed(before: EvaluatedRow, after: EvaluatedRow, label: str) -> str:
 
 
 def _spent(report: EvaluationReport) -> str:
-    usage, dollars = report.cost.usage, report.cost.dollars
-    price = "" if not dollars else f", ${dollars:.4f}"
-    return f"{usage.total_tokens:,} tokens ({report.cached_share:.0%} of the prompts cached){price}"
+    """Returns what the programs took, calls that a journal has answered included."""
+    cost = report.cost
+    facts = [f"{cost.usage.total_tokens + cost.read.total_tokens:,} tokens"]
+    if cost.usage.prompt_tokens:
+        facts.append(f"{report.cached_share:.0%} of the prompts cached")
+    if cost.dollars is not None and cost.dollars_read is not None and cost.dollars + cost.dollars_read:
+        facts.append(f"${cost.dollars + cost.dollars_read:.4f}")
+    return ", ".join(facts)
 
 
 # -------------------------------------------------------------------------------- comparing

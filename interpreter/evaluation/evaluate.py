@@ -27,7 +27,16 @@ from ..data.rows import Row, Table, table_of
 from ..run import chosen_backend
 from .metrics import Matching, Metric, checked_metric, figures_of, name_of
 from .report import EvaluationReport
-from .rows import EvaluatedRow, probabilities_of, row_of_line, seconds_of, simple, stream_of, values_of_line
+from .rows import (
+    EvaluatedRow,
+    probabilities_of,
+    row_of_line,
+    seconds_of,
+    simple,
+    start_seconds_of,
+    stream_of,
+    values_of_line,
+)
 
 Program = Any  # of the interpreter or the compiler, which is not imported here: what has run_batch()
 _MOST_ROWS = 1_000_000
@@ -152,6 +161,7 @@ class Evaluation:
         self._rows: list[EvaluatedRow] = []
         self._errors = 0
         self._began = time.monotonic()
+        self._start = 0.0  # seconds until the model had started
 
     def run(self, program: Program, options: Mapping[str, Any]) -> EvaluationReport:
         """Runs all rows. An error that ends it has the report of those that were measured before."""
@@ -171,7 +181,7 @@ class Evaluation:
 
     def _report(self) -> EvaluationReport:
         rows = tuple(sorted(self._rows, key=lambda row: row.row))
-        seconds = time.monotonic() - self._began
+        seconds = max(0.0, time.monotonic() - self._began - self._start)
         return replace(self._about, model=self._model.capabilities.name, seconds=seconds, results=rows)
 
     def _is_done(self, index: int, inputs: Row) -> bool:
@@ -191,12 +201,14 @@ class Evaluation:
 
     def _take(self, outcome: State | Failure) -> None:
         index, inputs = self._pending.popleft()
+        state = outcome.state if isinstance(outcome, Failure) else outcome
+        self._start = max(self._start, start_seconds_of(state))
         error: BaseException | None
         if isinstance(outcome, Failure):
             assert outcome.index == index, "results come in the order of the rows"
-            row, error = self._failed(index, inputs, outcome.state, outcome.error), outcome.error
+            row, error = self._failed(index, inputs, state, outcome.error), outcome.error
         else:
-            row, error = self._measured(index, inputs, outcome)
+            row, error = self._measured(index, inputs, state)
         self._rows.append(row)
         if self._file is not None and error is None:
             self._file.write(index, inputs, values_of_line(row))

@@ -75,7 +75,7 @@ class EvaluationReport(Framed):
         model: name of the backend.
         seed: of intervals and tests.
         error_score: figure of a failed program where the metric gives numbers.
-        seconds: that the evaluation took, by the clock on the wall.
+        seconds: that the evaluation took, by the clock on the wall, without the start of the model.
         results: the rows, in the order of the data.
         variable: that the metric compares; "" for a metric of another kind than `umbel.exact_match`.
         label: the column that it compares the variable with, or "".
@@ -327,14 +327,16 @@ class EvaluationReport(Framed):
 
     def _cost(self) -> str:
         usage, dollars = self.cost.usage, self.cost.dollars
-        facts = [counted(usage.calls, "call"), f"{usage.prompt_tokens:,} tokens in ({self.cached_share:.0%} cached)"]
-        facts.append(f"{usage.completion_tokens:,} out")
+        facts = [counted(usage.calls, "call") if usage.calls or not self.cost.read.calls else "no call made"]
+        if usage.calls:
+            facts.append(f"{usage.prompt_tokens:,} tokens in ({self.cached_share:.0%} cached)")
+            facts.append(f"{usage.completion_tokens:,} out")
         if dollars is None:
             facts.append("price not known")
         elif dollars:
             facts.append(f"${dollars:.2f}" if dollars >= 1 else f"${dollars:.4f}")
-        if self.cost.read.calls:
-            facts.append(f"{counted(self.cost.read.calls, 'call')} read from the journal")
+        if (read := self.cost.read).calls:
+            facts.append(f"{counted(read.calls, 'call')} of {read.total_tokens:,} tokens read from the journal")
         return ", ".join(facts)
 
     def _time(self) -> str:

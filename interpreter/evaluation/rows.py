@@ -34,7 +34,8 @@ class EvaluatedRow(msgspec.Struct, frozen=True, omit_defaults=True):
         error: the class of the program's error; "" if it ended well.
         message: of the error, of the program or of the metric.
         metric_error: the class of the error that the metric raised; "" if it gave its figures.
-        seconds: from the start of the program to its last operation; None where the run kept no record.
+        seconds: from the start of the program to the end of its last operation, without the start of the model; None
+            where the run kept no record.
         cost: of the program.
         probabilities: of the choices of each select that has them: variable → choice → 0 to 1.
     """
@@ -157,11 +158,19 @@ def stream_of(state: State) -> Stream:
 
 
 def seconds_of(state: State) -> float | None:
-    """Returns the seconds from the start of the run to the end of its last operation."""
+    """Returns the seconds from the start of the run to the end of its last operation, without those for which it waited
+    until the model had started; None where the run kept no record."""
     record = stream_of(state).run.record
     if record is None or not record.operations:
         return None
-    return max(operation.ended for operation in record.operations) - record.began
+    ended = max(operation.ended for operation in record.operations)
+    return max(0.0, ended - record.began - (record.start_seconds or 0.0))
+
+
+def start_seconds_of(state: State) -> float:
+    """Returns the seconds for which the run waited until the model had started."""
+    record = stream_of(state).run.record
+    return (0.0 if record is None else record.start_seconds) or 0.0
 
 
 def probabilities_of(state: State) -> dict[str, dict[str, float]]:
