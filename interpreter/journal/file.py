@@ -224,12 +224,15 @@ class JournalFile:
     @property
     def closes(self) -> bool:
         """True if it is written by runs that have ended: it will be closed in a moment."""
-        return all(ended() for ended in self._ends) and self._users <= len(self._ends)
+        with self._lock:
+            return all(ended() for ended in self._ends) and self._users <= len(self._ends)
 
-    def release(self) -> None:
-        """Takes a user away. The file is closed after the last."""
+    def release(self, ended: Callable[[], bool] | None = None) -> None:
+        """Takes a user away. The file is closed after the last. `ended`: that of a run, as `retain` was given it."""
         with self._lock:
             self._users -= 1
+            if ended is not None:
+                self._ends.remove(ended)
             if self._users:
                 return
             if self._writes:

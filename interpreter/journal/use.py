@@ -212,15 +212,21 @@ class JournalUse:
             self.begun.append(stored)
         if number is None:
             self._run = run
-        file.retain(lambda: run.finished)
-        run.when_finished(self._end_of(stored, state, file))
 
-    def _end_of(self, stored: StoredCalls, state: State, file: JournalFile) -> Callable[[], None]:
+        def ended() -> bool:
+            return run.finished
+
+        file.retain(ended)
+        run.when_finished(self._end_of(stored, state, file, ended))
+
+    def _end_of(
+        self, stored: StoredCalls, state: State, file: JournalFile, ended: Callable[[], bool]
+    ) -> Callable[[], None]:
         def end() -> None:
             if self.mode.makes_calls and state._sink.error() is None and stored.item not in file.finished:
                 file.append(JournalEnd(stored.item), later=True)
             stored.end()
-            file.release()
+            file.release(ended)
 
         return end
 

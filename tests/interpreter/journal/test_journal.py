@@ -536,3 +536,22 @@ def test_prompts_are_written_as_what_they_add(path: str) -> None:
     assert texts[0] == document + "\nQ0: "
     assert [len(text) for text in texts] == sorted(len(text) for text in texts)
     assert texts[9].startswith(texts[8] + "9\nQ9: ")
+
+
+def test_a_batch_that_was_left_in_the_middle_keeps_its_journal_and_does_not_block_others(path: str) -> None:
+    @ul.function
+    def ask(s, number):
+        s += f"{number}?" + ul.gen("answer")
+
+    items = [{"number": number} for number in range(3)]
+    left = ask.run_batch(items, backend=ul.Echo(), journal=path, generator_style=True)
+    state = next(left)
+    state.sync()
+    for other in left:  # all programs have ended, and the generator has not
+        if other["answer"].startswith("2"):
+            break
+    with pytest.raises(ul.JournalError, match="in use by another run"):
+        ask.run_batch(items, backend=ul.Echo(), journal=path)
+    left.close()
+    states = ask.run_batch(items, backend=ul.Echo(), journal=path)
+    assert sum(state.cost.read.calls for state in states) == 3
