@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -285,3 +286,13 @@ def test_calibration_is_drawn(suffix: str, calibrated: ul.EvaluationReport, tmp_
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
     with pytest.raises(ul.ParameterError, match=r"\.svg, \.png, \.pdf"):
         calibrated.calibration("answer", "label").plot(tmp_path / "plot.txt")
+
+
+def test_a_drawing_without_matplotlib_names_the_extra(
+    calibrated: ul.EvaluationReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ul.MissingExtraError, match=r"pip install 'umbel\[plots\]'"):
+        calibrated.calibration().plot(tmp_path / "plot.svg")
+    assert not list(tmp_path.iterdir())
