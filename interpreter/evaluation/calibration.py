@@ -178,13 +178,14 @@ class Calibration:
             from matplotlib.figure import Figure
         except ModuleNotFoundError:
             raise MissingExtraError("matplotlib", "plots") from None
-        figure = Figure(figsize=(5.2, 5.6), layout="constrained")
+        figure = Figure(figsize=(5.2, 5.8), layout="constrained")
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
         self._draw_bins(upper)
         edges = [step / 20 for step in range(21)]
         lower.hist([confidence for _, confidence, _ in self.rows], bins=edges, color="#8aa4c8", edgecolor="white")
         lower.set(xlabel=f"probability of the choice ({self.variable})", ylabel="rows", xlim=(0, 1))
         lower.yaxis.get_major_locator().set_params(integer=True, nbins=3)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)  # nothing is drawn there
         for axes in (upper, lower):
             axes.spines[["top", "right"]].set_visible(False)
         try:
@@ -218,7 +219,6 @@ class Calibration:
         axes.set_title(
             f"accuracy {self.accuracy:.1%}, ECE {self.ece:.3f}, {counted(len(self.rows), 'row')}", fontsize=11
         )
-        axes.legend(loc="upper left", frameon=False, fontsize=9)
 
 
 # -------------------------------------------------------------------------------- computing
