@@ -358,7 +358,11 @@ class Job:
     def _shower(self, stack: ExitStack) -> Callable[[BatchProgress], object] | None:
         if callable(self._progress):
             return self._progress
-        return stack.enter_context(bar_for(self.total)).show if self._progress else None
+        if not self._progress:
+            return None
+        bar = bar_for(self.total)
+        stack.enter_context(bar)
+        return bar.show
 
     def _await(
         self, pool: ThreadPoolExecutor, order: "Order", show: Callable[[BatchProgress], object] | None

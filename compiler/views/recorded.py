@@ -31,8 +31,8 @@ from ..operations import (
     Operation,
     Variable,
 )
-from .drawing import Picture, folded
-from .listing import Label, plain
+from .drawing import Picture
+from .listing import Label, folded, plain
 
 MOST_BOXES = 400
 _LONGEST = 34  # characters of a text in a label
