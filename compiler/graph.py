@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import msgspec
 
 from ..lang import checks
+from ..lang.prompt import cell_name
 from .operations import Begin, Fork, GetForkItem, Operation, StreamOperation, ValueOperation
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Line:
     """A line of the user's source.
 
     Attributes:
-        file: as Python names it.
+        file: as Python names it; printed as a cell of a notebook where it is one.
         number: counted from 1.
         function: whose line it is.
     """
@@ -51,7 +52,7 @@ class Line:
     function: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.number}"
+        return f"{cell_name(self.file) or self.file}:{self.number}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

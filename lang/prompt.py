@@ -77,7 +77,7 @@ def public_name(file: str) -> str:
     private things: names of people and of projects. Relative names, and no paths at all such as "<stdin>", stay. A
     cell of a notebook is "In[3]", as its tracebacks name it, not the file that IPython makes up for it.
     """
-    cell = _cell_name(file)
+    cell = cell_name(file)
     if cell is not None:
         return cell
     if not os.path.isabs(file) and os.pardir not in file.split(os.sep):
@@ -91,10 +91,11 @@ def public_name(file: str) -> str:
     return name
 
 
-def _cell_name(file: str) -> str | None:
+def cell_name(file: str) -> str | None:
     """Returns how IPython names the cell whose source it keeps under this name. IPython is not imported."""
     module = sys.modules.get("IPython")
-    shell = module.get_ipython() if module is not None else None
+    running = getattr(module, "get_ipython", None)  # None while it is imported
+    shell = running() if running is not None else None
     named = getattr(getattr(shell, "compile", None), "format_code_name", None)
     found = named(file) if named is not None else None
     return None if found is None else str(found[1])
@@ -102,7 +103,7 @@ def _cell_name(file: str) -> str | None:
 
 def shown_name(file: str) -> str:
     """Returns the name of a source file for messages: from the current folder on, or by its public name."""
-    cell = _cell_name(file)
+    cell = cell_name(file)
     if cell is not None:
         return cell
     if not os.path.isabs(file):

@@ -17,7 +17,6 @@ A node stands below all that it needs, so what can run at the same time stands s
 until it is joined, and stands right of the stream that it left.
 """
 
-import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from unicodedata import east_asian_width
@@ -26,7 +25,7 @@ from xml.sax.saxutils import escape
 from ..graph import Graph, Node
 from ..operations import Begin, Fork, GetForkItem, Join
 from . import listing
-from .listing import Edge, Label, Labels, edges, folded, signature
+from .listing import Edge, Label, Labels, edges, folded, place, signature
 
 _LONGEST = 34  # characters of a label
 _HOVER = 2000  # characters of a text that hovering shows
@@ -181,7 +180,7 @@ class Picture:
     def _box(self, node: Node) -> str:
         label = self._labels[node]
         left, top = self._left(node), self._top(node)
-        where = f"\n{os.path.basename(node.line.file)}:{node.line.number}" if node.line is not None else ""
+        where = f"\n{place(node.line)}" if node.line is not None else ""
         dashes = ' stroke-dasharray="5 3"' if node in self._dashed else ""
         hover = visible(f"{self._graph.numbers[node]}  {self._full[node]}{where}")
         return (

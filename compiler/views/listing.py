@@ -20,6 +20,7 @@ from typing import Any, Literal
 from ...fsm.composed import nodes
 from ...lang.errors import GraphError
 from ...lang.ops import CachePoint, RoleBegin, RoleEnd, Select, VarScopeBegin, VarScopeEnd
+from ...lang.prompt import cell_name
 from ..graph import Graph, Line, Node, Parameter
 from ..operations import (
     MAX_NESTING,
@@ -268,6 +269,11 @@ def _parameter(parameter: Parameter) -> str:
     return f"{parameter.name}={default if len(default) <= 40 else default[:39] + '…'}"
 
 
+def place(line: Line) -> str:
+    """Names a line by its file without folders, or by its cell."""
+    return f"{cell_name(line.file) or os.path.basename(line.file)}:{line.number}"
+
+
 def folded(text: str, longest: int) -> str:
     """Shortens a text to its first and last characters, two of the first to one of the last."""
     if len(text) <= longest:
@@ -302,7 +308,7 @@ class _Listing:
 
     def text(self) -> str:
         graph = self._graph
-        lines = [signature(graph), *(f"  {plain(file)}" for file in self._files)]
+        lines = [signature(graph), *(f"  {plain(cell_name(file) or file)}" for file in self._files)]
         for number, stream in enumerate(graph.streams):
             lines += ["", self._head(number)]
             lines += map(self._line, stream)
@@ -345,7 +351,7 @@ class _Listing:
 
     def _where(self, line: Line) -> str:
         """Names the line. The file is named once, above, where there is one only."""
-        return f"line {line.number}" if len(self._files) == 1 else f"{os.path.basename(line.file)}:{line.number}"
+        return f"line {line.number}" if len(self._files) == 1 else place(line)
 
 
 # ------------------------------------------------------------------------------------ for Graphviz

@@ -16,9 +16,9 @@ _REPLACED_AT_MOST = 0.1  # seconds between two pictures of a bar
 
 def in_notebook() -> bool:
     """Returns whether this process computes for a notebook."""
-    shell = sys.modules.get("IPython")
-    running = shell.get_ipython() if shell is not None else None
-    return running is not None and hasattr(running, "kernel")
+    running = getattr(sys.modules.get("IPython"), "get_ipython", None)  # None while it is imported
+    shell = running() if running is not None else None
+    return shell is not None and hasattr(shell, "kernel")
 
 
 def displayed(content: str, plain: str) -> Any | None:  # Any: IPython's handle, which update() of a display takes

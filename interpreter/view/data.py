@@ -7,7 +7,8 @@
     {"end": 0.2, "usage": {...}, ...}                last
 
 Lines are in order and say all about what they name, so a file can be appended to while a run goes on, and what is there
-can be shown at any time. Times are seconds from the beginning of the run. A key that is missing is not known.
+can be shown at any time. Times are seconds from the beginning of the run. A key that is missing is not known. An
+operation has "after_read": the variable that the body had read last when it said this, if any.
 
 Origins of text, `ORIGINS`: the writer reads the source line of each text, and so tells literals, arguments and values
 apart. The backend counts cached and forced tokens; the writer asks it only where the cached part of a prompt ends.

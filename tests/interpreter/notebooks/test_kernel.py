@@ -171,6 +171,13 @@ def test_lines_of_a_cell_are_named_as_in_its_tracebacks(kernel: Kernel) -> None:
     )
 
 
+def test_graphs_name_lines_of_cells(kernel: Kernel) -> None:
+    listing = kernel.run("print(says.trace().text())").text
+    assert "  In[1]\n" in listing
+    assert "line 11" in listing
+    assert "In[1]:11" in kernel.run("says.trace()").html
+
+
 def test_states_and_usages_are_shown_as_html(kernel: Kernel) -> None:
     kernel.run('state = says.run(topic="<b>", backend=ul.Echo([" fine"])); state.sync()')
     content = kernel.run("state").html
