@@ -90,8 +90,8 @@ def test_two_processes_share_what_a_server_has_computed(tmp_path: Path) -> None:
         code = block("share_a_runtime.md", "ask.py").replace('"http://127.0.0.1:30000"', mine)
         (tmp_path / "ask.py").write_text(code)
         said = []
-        for question in ("How do I get light?", "How do I switch it off?"):
-            command = [sys.executable, str(tmp_path / "ask.py"), question]
+        for country in ("Norway", "Italy"):
+            command = [sys.executable, str(tmp_path / "ask.py"), country]
             ended = subprocess.run(command, capture_output=True, text=True, check=False)
             assert ended.returncode == 0, ended.stderr
             said.append([int(number) for number in re.findall(r"(\d+) of (\d+) prompt tokens", ended.stdout)[0]])
