@@ -77,6 +77,7 @@ def test_the_search_finds_pages_that_are_opened_from_a_disk(site: Path) -> None:
     index = (site / "search" / "search_index.js").read_text(encoding="utf-8")
     assert index.startswith("var __index = ")
     assert '"location":"tutorial.html"' in index
+    assert '"location":"howto/extract.html"' in index
 
 
 def test_the_reference_has_every_public_name_once() -> None:

@@ -204,7 +204,10 @@ def shortest(kind: Kind, source: str) -> str:
     try:
         grammar = _compiled(kind, source)
         if grammar is None:
-            raise CapabilityError(f"{NAMES[kind]}: no text of it is known; write a regex= or a json_schema=")
+            raise CapabilityError(
+                f"{NAMES[kind]}: our automata do not read it, so no text of it can be made up; say what the model answers, "
+                "as in Echo(['...']), or write another constraint"
+            )
         automaton = Automaton(grammar)
         return automaton.close(automaton.start).decode("utf-8")
     except ConstraintRefused as error:

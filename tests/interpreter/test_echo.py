@@ -43,6 +43,14 @@ def test_a_dict_answers_by_what_stands_last_in_the_prompt() -> None:
         generate(echo, "Peru?")
 
 
+def test_a_text_that_cannot_be_made_up_has_to_be_given() -> None:
+    unique = ConstraintSpec("json_schema", '{"type": "array", "items": {"type": "string"}, "uniqueItems": true}')
+    request = GenRequest("1", (Text("p"),), SamplingParams(max_tokens=9), constraint=unique)
+    with pytest.raises(ul.CapabilityError, match=r"as in Echo\(\['...'\]\)"):
+        collect(Echo(), request)
+    assert collect(Echo(['["a"]']), request)[-1].completions[0].text == '["a"]'
+
+
 def test_prompts_are_the_texts_of_the_calls_without_hints() -> None:
     @ul.function(max_tokens=4)
     def ask(s, question):
