@@ -205,8 +205,8 @@ def shortest(kind: Kind, source: str) -> str:
         grammar = _compiled(kind, source)
         if grammar is None:
             raise CapabilityError(
-                f"{NAMES[kind]}: our automata do not read it, so no text of it can be made up; say what the model answers, "
-                "as in Echo(['...']), or write another constraint"
+                f"{NAMES[kind]}: our automata do not read it, so no text of it can be made up; say what the model "
+                "answers, as in Echo(['...']), or write another constraint"
             )
         automaton = Automaton(grammar)
         return automaton.close(automaton.start).decode("utf-8")
