@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +26,15 @@ BLOCK = re.compile(
 )
 
 
+@pytest.fixture
+def default_backend() -> Iterator[None]:
+    """Runs that name no backend go to Echo, until the page sets another default."""
+    ul.set_default_backend(ul.Echo())
+    yield
+    ul.set_default_backend(None)
+
+
+@pytest.mark.usefixtures("default_backend")
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_code_blocks_run(
     page: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -34,18 +44,16 @@ def test_code_blocks_run(
     blocks = list(BLOCK.finditer(page.read_text(encoding="utf-8")))
     names = {"__name__": "documentation"}  # a block may use what an earlier one of its page has made
     printed = ""
-    with ul.default_backend(ul.Echo()):
-        for block in blocks:
-            if "." in (block["file"] or ""):
-                (tmp_path / block["file"]).write_text(block["code"], encoding="utf-8")
-            exec(compile(block["code"], str(page), "exec"), names)
-            out = capsys.readouterr().out
-            printed += out
-            if block["output"] is not None:
-                lines = block["output"].rstrip().splitlines()
-                pattern = "".join(r"(?:.*\n)*?" if line == "..." else re.escape(line) + r"\n" for line in lines)
-                assert re.fullmatch(pattern, out.rstrip() + "\n"), out
-    ul.set_default_backend(None)
+    for block in blocks:
+        if "." in (block["file"] or ""):
+            (tmp_path / block["file"]).write_text(block["code"], encoding="utf-8")
+        exec(compile(block["code"], str(page), "exec"), names)
+        out = capsys.readouterr().out
+        printed += out
+        if block["output"] is not None:
+            lines = block["output"].rstrip().splitlines()
+            pattern = "".join(r"(?:.*\n)*?" if line == "..." else re.escape(line) + r"\n" for line in lines)
+            assert re.fullmatch(pattern, out.rstrip() + "\n"), out
     assert bool(blocks) == bool(printed)
 
 
