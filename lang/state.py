@@ -957,7 +957,7 @@ Rule = Callable[[Ended[S]], object]
 
 
 def _is_function(value: object) -> TypeGuard[Callable[[int], object]]:
-    """Returns whether a value is a function of a branch number: no class, and no backend, which is called by prompts."""
+    """Returns whether a value is a function of a branch number: no class, and no backend, which can be called, too."""
     return (
         callable(value) and not isinstance(value, type) and get_origin(value) is None and not isinstance(value, Backend)
     )
