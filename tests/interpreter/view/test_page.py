@@ -138,7 +138,7 @@ def test_the_command_shows_a_saved_run(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.strip() == str(tmp_path / "page.html")
     assert 'id="other"' in (tmp_path / "page.html").read_text()
     assert main(["view", str(tmp_path / "none")]) == 1
-    assert "record of a run" in capsys.readouterr().err
+    assert "there is no such file; write the path of one that state.save(FILE)" in capsys.readouterr().err
 
 
 def test_importing_umbel_does_not_load_the_page() -> None:
