@@ -438,8 +438,7 @@ class State(BaseState):
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Any]:
         """About the call that set `name`: prompt_tokens, cached_tokens, completion_tokens, finish_reason,
-        log-probabilities when asked for. A list for n above 1. A runtime adds `guessed_tokens`, which it had guessed
-        right, and `spans`: (origin, start, end) of the characters that were "forced" by a constraint or "guessed".
+        log-probabilities when asked for. A list for n above 1.
 
         Of a select, by choice: `choice_scores`, by which they were compared, and `probabilities`, which add up to 1.
         With method="exact" also `bounds` of these, `mass` (bounds of the probability among all texts: what is missing
@@ -957,7 +956,7 @@ Rule = Callable[[Ended[S]], object]
 
 
 def _is_function(value: object) -> TypeGuard[Callable[[int], object]]:
-    """Returns whether a value is a function of a branch number: no class, and no backend, which can be called, too."""
+    """Returns whether a value is a function of a branch number: no class, and no backend, which takes prompts."""
     return (
         callable(value) and not isinstance(value, type) and get_origin(value) is None and not isinstance(value, Backend)
     )
