@@ -130,13 +130,21 @@ class _Picture:
         self._layout = layout
         self._labels = {pair: _lines(edges) for pair, edges in arrows.items()}
         tallest = max((len(lines) for lines in self._labels.values()), default=1)
-        self._row = max(3.4 * _RADIUS, _LINE * (tallest + 1))
+        self._row = max(3.4 * _RADIUS, _LINE * (tallest + 1), self._below_a_state())
         self._circles = sorted(
             (pair for pair in layout.backward if pair[0] != pair[1]), key=lambda pair: abs(pair[0] - pair[1])
         )
         loops = max((len(self._labels[pair]) for pair in layout.backward if pair[0] == pair[1]), default=0)
         self._head = _MARGIN + (len(self._circles) + loops) * (_LINE + 8) + (_RADIUS if layout.backward else 0)
         self._points = self._places()
+
+    def _below_a_state(self) -> float:
+        """Returns the distance of rows at which no loop of a state covers the state above it; 0 without such loops."""
+        crowded = (
+            state for layer in self._layout.layers if len(layer) > 1 for state in layer if isinstance(state, int)
+        )
+        lines = [len(self._labels[state, state]) for state in crowded if (state, state) in self._layout.backward]
+        return 2 * _RADIUS + 24 + _LINE * max(lines) if lines else 0.0
 
     def _places(self) -> dict[Item, _Point]:
         rows = max(len(layer) for layer in self._layout.layers)

@@ -279,3 +279,24 @@ def test_parallel_edges_share_an_arrow() -> None:
     written = [element.text for element in ElementTree.fromstring(svg(graph, "any")).iter(f"{SVG}text")]
     assert written[:5] == ['"a"', '"b"', '"c"', '"d"', "and 4 more"]
     assert dot(graph).count(" -> 1 ") == 8
+
+
+def test_no_label_covers_a_state_in_the_picture_of_a_text_and_a_number(tmp_path: Path) -> None:
+    properties = {"title": {"type": "string"}, "year": {"type": "integer"}}
+    schema, picture = tmp_path / "schema.json", tmp_path / "schema.svg"
+    schema.write_text(json.dumps({"type": "object", "properties": properties, "required": list(properties)}))
+    assert main([str(schema), "--svg", str(picture)]) == 0
+    root = ElementTree.fromstring(picture.read_text())
+    circles = [[float(each.get(name)) for name in ("cx", "cy", "r")] for each in root.iter(f"{SVG}circle")]
+    labels = [
+        [float(each.get(name)) for name in ("x", "y", "width", "height")]
+        for each in root.iter(f"{SVG}rect")
+        if each.get("x") is not None
+    ]
+    assert len(circles) > 5
+    assert len(labels) > 5
+    for x, y, width, height in labels:
+        for centre_x, centre_y, radius in circles:
+            across = min(x + width, centre_x + radius) - max(x, centre_x - radius)
+            down = min(y + height, centre_y + radius) - max(y, centre_y - radius)
+            assert min(across, down) < 4, (x, y, centre_x, centre_y)
