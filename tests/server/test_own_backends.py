@@ -152,3 +152,36 @@ def test_a_point_of_a_program_is_kept_by_this_server_in_both_dialects() -> None:
         assert first.cache_write_tokens > 1024 > second.cache_write_tokens
         assert second.cache_read_tokens == first.cache_write_tokens
         loop.streams.run(hosted.close())
+
+
+@ul.tool
+def add(a: int, b: int) -> int:
+    """Adds two numbers."""
+    return a + b
+
+
+@ul.tool
+def name_of(letters: str, capital: bool = False) -> str:
+    """Makes a name of letters."""
+    return letters.upper() if capital else letters
+
+
+@ul.function
+def agent(s: ul.State, **options: Any) -> ul.AgentResult:
+    s += ul.user("Well?")
+    return s.call_tools([add, name_of], "answer", max_steps=2, max_tokens=120, seed=3, **options)
+
+
+@pytest.mark.parametrize("options", [{"tool_choice": "add"}, {"tool_choice": "required"}, {"parallel": False}])
+def test_calls_of_tools_are_enforced_by_this_server(options: dict[str, Any]) -> None:
+    """The oracle's texts are as good as random, so that names and arguments fit by the server's constraint alone."""
+    backend = ServedOpenAI()
+    try:
+        result = agent.run(backend=backend, **options).ret_value
+        assert backend.capabilities.tools
+    finally:
+        loop.streams.run(backend.close())
+    assert not any(run.failed for run in result.calls)
+    assert result.calls or "tool_choice" not in options
+    if result.calls:
+        assert result.guarantee == "enforced"
