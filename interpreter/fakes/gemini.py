@@ -97,7 +97,7 @@ class GeminiContent(GeminiJson):
 
 
 class ThinkingConfig(GeminiJson, rename=None):
-    """How much the model thinks. Google's client writes these names, and the server takes both spellings."""
+    """Says how the model thinks. Google's client writes these names, and the server takes both spellings."""
 
     thinking_budget: int | None = None
     include_thoughts: bool | None = None
