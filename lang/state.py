@@ -438,7 +438,8 @@ class State(BaseState):
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Any]:
         """About the call that set `name`: prompt_tokens, cached_tokens, completion_tokens, finish_reason,
-        log-probabilities when asked for. A list for n above 1.
+        log-probabilities when asked for. A list for n above 1. A runtime adds `guessed_tokens`, which it had guessed
+        right, and `spans`: (origin, start, end) of the characters that were "forced" by a constraint or "guessed".
 
         Of a select, by choice: `choice_scores`, by which they were compared, and `probabilities`, which add up to 1.
         With method="exact" also `bounds` of these, `mass` (bounds of the probability among all texts: what is missing
