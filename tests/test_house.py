@@ -300,12 +300,6 @@ def test_one_module_of_the_interpreter_sees_the_automata() -> None:
     assert {path for path in importers if path.startswith("interpreter/")} == {"interpreter/guarantees/expressions.py"}
 
 
-def test_the_version_is_the_same_everywhere() -> None:
-    from umbel import __version__
-
-    assert project()["project"]["version"] == __version__
-
-
 def declared_options() -> Iterator[tuple[str, str]]:
     """(option, file): fields of the classes of options, limits and configurations, and parameters of `Runtime`."""
     for path in shipped():
