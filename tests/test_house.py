@@ -38,7 +38,7 @@ def test_the_list_of_packages_is_the_folders() -> None:
 
 def test_no_other_module_lies_at_the_root() -> None:
     """`testing` is for tests of users, and ships as `umbel.testing`."""
-    assert {path.name for path in tracked(".py") if path.parent == ROOT} <= {"__init__.py", "testing.py"}
+    assert {path.name for path in tracked(".py") if path.parent == ROOT} <= {"__init__.py", "__main__.py", "testing.py"}
 
 
 def test_no_file_that_ships_names_a_folder_that_does_not() -> None:

@@ -102,7 +102,7 @@ REFUSED = [
     ({"tokenizer_mode": "slow"}, "leave it out"),
     ({"trust_remote_code": True}, "never run"),
     ({"quantization": "awq"}, "weights='int8'"),
-    ({"dp_size": 2}, "several Runtimes"),
+    ({"dp_size": 2}, "write replicas="),
     ({"attention_backend": "triton"}, "kernels="),
     ({"skip_tokenizer_init": True}, "leave it out"),
     ({"is_embedding": True}, "write umbel.embed"),
