@@ -22,7 +22,7 @@ from .rows import EvaluatedRow, simple
 from .texts import Field, as_html, counted, laid_out
 
 _KEPT = (0.25, 0.5, 0.75, 1.0)  # shares of the rows, the most certain ones, whose accuracy is told
-_KINDS = (".svg", ".png", ".pdf")
+PICTURES = (".svg", ".png", ".pdf")
 _MOST_BINS = 100
 
 
@@ -172,8 +172,8 @@ class Calibration:
             MissingExtraError: matplotlib is not installed (extra `umbel[plots]`).
         """
         found = checks.path("path", path)
-        if not found.lower().endswith(_KINDS):
-            raise ParameterError(f"plot(path={shown(found)}); write a path that ends in {', '.join(_KINDS)}")
+        if not found.lower().endswith(PICTURES):
+            raise ParameterError(f"plot(path={shown(found)}); write a path that ends in {', '.join(PICTURES)}")
         try:
             from matplotlib.figure import Figure
         except ModuleNotFoundError:

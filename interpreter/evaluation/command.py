@@ -10,7 +10,7 @@ from typing import Any
 
 from ...lang.errors import ParameterError, shown
 from ..backends.runtime import Runtime
-from .calibration import Calibration
+from .calibration import PICTURES, Calibration
 from .comparison import Comparison, compare
 from .evaluate import evaluate
 from .metrics import Metric, contains_match, exact_match
@@ -23,7 +23,7 @@ _ABOUT = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command. Returns the exit code: 0, or 1 where the figure is below --at-least.
+    """Runs the command. Returns the exit code: 0, or 1 where the figure is below --at-least or no row was measured.
 
     Raises:
         ParameterError: the program, the metric or the data cannot be used.
@@ -31,6 +31,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(list(arguments))
     if options.plot is not None and options.calibration is None:
         raise ParameterError("--plot draws the calibration; write --calibration VARIABLE=COLUMN, too")
+    if options.plot is not None and not options.plot.lower().endswith(PICTURES):
+        raise ParameterError(f"--plot {shown(options.plot)}; write a path that ends in {', '.join(PICTURES)}")
     earlier = None if options.compare is None else EvaluationReport.load(options.compare)
     files: dict[str, dict[str, Any]] = {}
     program = _named(options.program, files, "program", lambda found: callable(getattr(found, "run_batch", None)))
@@ -51,6 +53,9 @@ def main(arguments: Sequence[str]) -> int:
     if options.save is not None:
         report.save(options.save)
     _print(report, earlier, options)
+    if not report.figure.count:
+        print("umbel eval: no row was measured", file=sys.stderr)
+        return 1
     if options.at_least is not None and not report.mean >= options.at_least:
         print(f"umbel eval: {report.figure.name} is {report.mean:.4g}, below {options.at_least:.4g}", file=sys.stderr)
         return 1

@@ -71,13 +71,13 @@ def main(arguments):
     files = [argument for argument in arguments if argument != "--echo"] or [Path(__file__).with_name("reviews.txt")]
     reviews = [line for line in Path(files[0]).read_text(encoding="utf-8").splitlines() if line.strip()]
     backend = scripted() if "--echo" in arguments else None  # None: the model of the command line
+    if backend is not None:
+        print("The answers are scripted, the same for every review; make run asks a model.\\n")
     states = read_review.run_batch([{"review": review} for review in reviews], backend=backend)
     for review, state in zip(reviews, states):
         print(f"{state['topic'].strip():<6} {state['mood'].strip():<5} {review}\\n{'':<13}{state['reply'].strip()}")
     usage = sum(state.usage for state in states)
     print(f"\\n{usage.calls} calls, {usage.cached_tokens} of {usage.prompt_tokens} prompt tokens came from the cache")
-    if backend is not None:
-        print("The answers are scripted, the same for every review; make run asks a model.")
 
 
 if __name__ == "__main__":

@@ -103,6 +103,7 @@ from .vectors import EmbedCall, RankCall
 log = logging.getLogger("umbel.gateway")
 
 VERBS = ("flush_cache", "info")
+COUNTED = ("requests", "finished", "failed", "refused", "aborts", "orphaned", "retried_requests", "engine_losses")
 # Messages that become calls.
 Arriving = GenRequest | ScoreRequest | EmbedRequest | RankRequest | CreateCache | Control | Survey
 
@@ -146,7 +147,7 @@ class Gateway:
         self._faults = faults
         seeds = random.Random(seed)
         self._ids: Iterator[int] = itertools.count(1)
-        self.counters: Counter[str] = Counter()
+        self.counters: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))  # known before anything is counted
         self._replicas = Replicas(to_engines, clock, placement, self.counters)
         self._pictures = Images(pictures, to_engines)
         form = None if pictures is None else pictures.form
