@@ -19,7 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(given)
     except UmbelError as error:
-        print(f"umbel: {type(error).__name__}: {error}", file=sys.stderr)
+        text = f"umbel: {type(error).__name__}: {error}"
+        print("\n  ".join([text, *getattr(error, "__notes__", ())]), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -709,6 +709,7 @@ class StepQueue:
                     error = self.stopped or self._run.reason or CancelledError("the interpreter is shutting down")
                 except BaseException as raised:  # whatever it is, the program's reads have to raise it
                     error = raised
+                    step.note_place(error)
                 if record is not None:
                     record.add(self.number, step, began, before, executor.position.prompt, executor.intent, error)
             self._fail(error)

@@ -58,6 +58,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_rename_process)
 
 
+class Stoppable(Protocol):
+    """A task, or what cancels one on another loop."""
+
+    def cancel(self) -> object: ...
+
+
 class Run:
     """State that the streams of one run share.
 
@@ -117,7 +123,7 @@ class Run:
         self._roots = itertools.count()
         self._lock = threading.Lock()
         self._busy = 0  # streams with work
-        self._tasks: set[asyncio.Task[None]] = set()  # touched on the streams' loop only
+        self._tasks: set[Stoppable] = set()  # touched on the streams' loop only
         observed = observation.current
         self.spans: RunSpans | None = None if observed is None else observed.open(self, program)
         self.calls = Calls(self) if self.spans is None else self.spans.calls(self)
@@ -232,11 +238,11 @@ class Run:
 
     # -------------------------------------------------------------------------------- work
 
-    def track(self, task: "asyncio.Task[None]") -> None:
-        """Registers a task that serves a stream of this run. Called on the streams' loop."""
+    def track(self, task: "Stoppable") -> None:
+        """Registers a task that serves this run: the end of the run cancels it. Called on the streams' loop."""
         self._tasks.add(task)
 
-    def untrack(self, task: "asyncio.Task[None]") -> None:
+    def untrack(self, task: "Stoppable") -> None:
         self._tasks.discard(task)
 
     def begin_work(self) -> None:

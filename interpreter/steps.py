@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..lang.agents.dialogue import Dialogue
+from ..lang.errors import UmbelError, shown
 from ..lang.ops import Op
-from ..lang.prompt import Part, Source
+from ..lang.prompt import Part, Source, shown_name
 from ..lang.protocol import Backend, Completion, ConstraintSpec
 from ..lang.sampling import SamplingParams
 from .reasoning import ReasoningTags
@@ -150,6 +151,15 @@ class Step:
         for binding in (self.binding, self.reasoning, *self.captured):
             if binding is not None:
                 yield binding
+
+    def note_place(self, error: BaseException) -> None:
+        """Notes at an error of the operation where the program says it: it is raised where a variable is read."""
+        place = None if self.source is None else self.source.place
+        if place is None or self.binding is None or not isinstance(error, UmbelError):
+            return
+        where = f"{shown_name(place.file)}:{place.number}"
+        if not hasattr(error, "__notes__") and where not in str(error):  # else an earlier operation has noted it
+            error.add_note(f"in {type(self.op).__name__.lower()}({shown(self.binding.name)}), {where}")
 
     def fail(self, error: BaseException) -> None:
         for binding in self.bindings:

@@ -18,6 +18,7 @@ from ..variables import Binding
 from .agent import Agent, ReadyCall, Round
 
 if TYPE_CHECKING:
+    from ..run import Run
     from ..stream import Stream
 
 
@@ -46,7 +47,9 @@ async def run_async(stream: "Stream", agent: Agent) -> AgentResult:
             sent = await stream.settled_async(asked)
         else:
             seconds = _seconds(stream, agent.plan.timeout)
-            sent = await asyncio.gather(*(_outcome_async(call, seconds) for call in asked.calls))
+            sent = await asyncio.gather(*(_outcome_async(call, seconds, stream.run) for call in asked.calls))
+            if stream.run.reason is not None:
+                raise stream.run.reason
             _check_time(stream)
 
 
@@ -92,8 +95,8 @@ class _Outcome:
         return _late(self._call, timeout)
 
 
-async def _outcome_async(call: ReadyCall, seconds: float) -> Any:  # Any: what the tool returns, or an exception
-    """Runs a call as a task, or in a thread where it is no coroutine function."""
+async def _outcome_async(call: ReadyCall, seconds: float, run: "Run") -> Any:  # Any: its value, or an exception
+    """Runs a call as a task, or in a thread where it is no coroutine function. The end of the run cancels the task."""
     if not call.tool.is_async:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         outcome = _Outcome(call, partial(_wake, loop, ended))
@@ -101,7 +104,12 @@ async def _outcome_async(call: ReadyCall, seconds: float) -> Any:  # Any: what t
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(ended.wait(), seconds)
         return outcome.wait(0, seconds)
-    task = asyncio.ensure_future(_awaited(call.tool(**call.arguments)))
+    task = asyncio.create_task(_awaited(call.tool(**call.arguments)))
+    stopper = _Stopper(task)
+    run.home.call(run.track, stopper)
+    task.add_done_callback(lambda _: run.home.call(run.untrack, stopper))
+    if run.reason is not None:  # the run has stopped its tasks before it knew of this one
+        task.cancel()
     try:
         done, _ = await asyncio.wait((task,), timeout=seconds)
     except asyncio.CancelledError:
@@ -111,6 +119,17 @@ async def _outcome_async(call: ReadyCall, seconds: float) -> Any:  # Any: what t
         task.cancel()
         return _late(call, seconds)
     return asyncio.CancelledError() if task.cancelled() else task.exception() or task.result()
+
+
+class _Stopper:
+    """Cancels a task from the thread of the streams."""
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self._task = task
+
+    def cancel(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
 
 def _wake(loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> None:
