@@ -401,7 +401,7 @@ def compile_library(library: Path, recipe: Recipe, compiler: str, link_flags: Se
     flags = [*FLAGS, *recipe.flags, f'-DUMBEL_ISA="{recipe.name}"']
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         sources = sorted(path for pattern in recipe.patterns for path in SOURCES.glob(pattern))
-        if len(sources) > 1:
+        if len(sources) > 1 and not _is_clang(compiler):
             flags += _precompiled(Path(scratch), [compiler, *flags])
         objects = [Path(scratch) / f"{source.stem}.o" for source in sources]
         commands = [
@@ -442,10 +442,19 @@ def _check(recipe: Recipe, library: Path) -> None:
         raise WrongKernels(f"the {recipe.name} kernels fail their self-check: {error}") from error
 
 
+def _is_clang(compiler: str) -> bool:
+    """Returns whether a compiler is clang, by any name: clang 14 refuses system headers after precompiled ones."""
+    try:
+        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=CHECK_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return "clang" in done.stdout
+
+
 def _precompiled(scratch: Path, command: list[str]) -> list[str]:
     """Compiles the system headers that most sources include, and returns the flags that make sources use them.
 
-    g++ and clang++ read `NAME.gch` in place of the header NAME, and the header itself where the flags do not fit.
+    g++ reads `NAME.gch` in place of the header NAME, and the header itself where the flags do not fit.
     """
     header = Path(shutil.copy(SOURCES / PRECOMPILED, scratch))
     _compile([*command, "-x", "c++-header", str(header), "-o", f"{header}.gch"])

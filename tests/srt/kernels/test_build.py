@@ -172,6 +172,13 @@ def test_sources_are_compiled_with_the_precompiled_headers(tmp_path: Path) -> No
     subprocess.run([*command, "-c", source, "-o", str(tmp_path / "memory.o")], check=True)
 
 
+def test_clang_is_known_by_what_it_says(tmp_path: Path) -> None:
+    """macOS calls it g++, too. It compiles without precompiled headers."""
+    assert library._is_clang(script(tmp_path, "echo Apple clang version 17.0.0"))
+    assert not library._is_clang(script(tmp_path, "echo 'g++ (Debian 12.2.0) 12.2.0'"))
+    assert not library._is_clang(str(tmp_path / "absent"))
+
+
 def test_narrower_instruction_sets_are_those_of_the_cpu() -> None:
     assert narrower(Isa.AMX, SAPPHIRE_RAPIDS) is Isa.AVX512
     assert narrower(Isa.AMX, ZEN_3) is Isa.AVX2
