@@ -121,7 +121,11 @@ def said_of(text: str, prompt: str, form: Form | None, sampling: SamplingParams,
 
 
 def split_thoughts(text: str) -> Split:
-    """Splits a script's answer into thoughts and answer, for servers that have a field for each."""
+    """Splits a script's answer into thoughts and answer, for servers that have a field for each.
+
+    An answer without the tag that ends thoughts is left as it is."""
+    if _TAGS.close not in text:
+        return Split("", text)
     return split_reasoning(_TAGS, "", text, opened=True)
 
 

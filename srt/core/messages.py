@@ -82,8 +82,8 @@ class EngineGenerate(_Wire, frozen=True):
     `heal`: the last token of the prompt is plain text and may be replaced by a longer one that begins with it.
     `marks`: prefixes to keep once the prompt is computed, by length; then MarksPlaced is sent, also where there is
     nothing to keep. None: neither. Healing never replaces a token before a mark.
-    `ahead`: the EnginePrefill that the gateway sent for this prompt while the constraint was being compiled. What it
-    computed counts as computed by this request, not as cached.
+    `prefilled_by`: the EnginePrefill that the gateway sent for this prompt while the constraint was compiled; what
+    it computed counts as computed by this request, not as cached.
     """
 
     id: int
@@ -94,7 +94,7 @@ class EngineGenerate(_Wire, frozen=True):
     constraint: EngineConstraint | None = None
     heal: bool = False
     marks: list[EngineMark] | None = None
-    ahead: int | None = None
+    prefilled_by: int | None = None
 
 
 class EngineScore(_Wire, frozen=True):

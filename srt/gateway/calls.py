@@ -286,9 +286,9 @@ class GenCall(PendingCall):
     def constrain(self, compiled: Compiled) -> None:
         """Adds the compiled constraint to its engine requests, and to the first one what was computed ahead."""
         self.compiled, self.inquiry = compiled, None
-        ahead = {self.messages[0].id: self.hint}
+        hint_of = {self.messages[0].id: self.hint}
         self.messages = tuple(
-            msgspec.structs.replace(message, constraint=compiled.constraint, ahead=ahead.get(message.id))
+            msgspec.structs.replace(message, constraint=compiled.constraint, prefilled_by=hint_of.get(message.id))
             if isinstance(message, EngineGenerate)
             else message
             for message in self.messages

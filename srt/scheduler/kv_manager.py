@@ -429,9 +429,9 @@ class KVManager:
         first = max(request.computed, request.reached)
         last = min(following, request.prompt_length)
         if first < last:
-            ahead = request.computed_ahead(first, last)
-            request.ahead_tokens += ahead
-            request.cached_tokens += last - first - ahead
+            prefilled = request.count_prefilled(first, last)
+            request.prefilled_tokens += prefilled
+            request.cached_tokens += last - first - prefilled
             self._counters.cached_tokens += last - first
             fresh = self._placed_in[request.slots(first, last)] == self._step
             self._counters.in_step_tokens += int(np.count_nonzero(fresh))

@@ -444,8 +444,8 @@ class Scheduler:
             match message:
                 case EngineGenerate():
                     requests = [self._factory.generate(message, now)]
-                    if message.ahead is not None:
-                        requests[0].ahead = self._table.ahead.pop(message.ahead, None)
+                    if message.prefilled_by is not None:
+                        requests[0].prefill = self._table.prefills.pop(message.prefilled_by, None)
                     if message.constraint is not None:
                         self._constrained.hold(requests[0], message)
                 case EngineScore():
@@ -458,7 +458,7 @@ class Scheduler:
                 case EnginePrefill():
                     requests = [self._factory.prefill(message, now)]
                     if message.for_call:
-                        self._table.ahead[message.id] = requests[0]
+                        self._table.prefills[message.id] = requests[0]
                 case _:
                     assert_never(message)
         except Exception as error:
@@ -490,7 +490,7 @@ class Scheduler:
 
     def _release(self, message_id: int) -> None:
         """Ends a pin or a kept prefix, or the hint that would have placed the pin."""
-        self._table.ahead.pop(message_id, None)
+        self._table.prefills.pop(message_id, None)
         requests = self._table.alive.get(message_id)
         if requests is None:
             self.kv.pins.release(message_id)

@@ -39,7 +39,7 @@ def test_sampling_defaults_reach_every_program(echo: Echo) -> None:
         ([(1,)], {"num_threads": 0}, "num_threads=0"),
         ([(1,)], {"on_error": "ignore"}, "on_error='ignore'"),
         ([(1,)], {"stream": True}, "takes no stream"),
-        ([(1,)], {"tempature": 1}, "sampling has no option"),
+        ([(1,)], {"tempature": 1}, "run_batch.. has no option 'tempature'; did you mean 'temperature'"),
     ],
 )
 def test_wrong_arguments_raise_before_any_program_runs(

@@ -126,12 +126,12 @@ class Engine:
         sampling: SamplingParams = GREEDY,
         *,
         stream: bool = False,
-        ahead: int | None = None,
+        prefilled_by: int | None = None,
         **schedule: object,
     ) -> int:
         message_id = self._id()
         self.scheduler.handle_message(
-            EngineGenerate(message_id, list(tokens), sampling, stream, Schedule(**schedule), ahead=ahead)  # type: ignore[arg-type]
+            EngineGenerate(message_id, list(tokens), sampling, stream, Schedule(**schedule), prefilled_by=prefilled_by)  # type: ignore[arg-type]
         )
         return message_id
 

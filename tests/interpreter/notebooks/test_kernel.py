@@ -67,8 +67,8 @@ class Kernel:
         self.client.start_channels()
         self.client.wait_for_ready(timeout=PATIENCE)
 
-    def run(self, code: str, *, interrupt_at: str | None = None) -> Shown:
-        """Runs a cell to its end. `interrupt_at`: the kernel is interrupted once the cell has written this."""
+    def run(self, code: str, *, interrupt_at: tuple[str, ...] = ()) -> Shown:
+        """Runs a cell to its end. `interrupt_at`: the kernel is interrupted once all of these were written."""
         sent = self.client.execute(code)
         shown = Shown()
         while True:
@@ -76,8 +76,8 @@ class Kernel:
             content = message["content"]
             if message["msg_type"] == "stream":  # also of threads, which are of no cell
                 shown.text += content["text"]
-                if interrupt_at is not None and interrupt_at in shown.text:
-                    interrupt_at = None
+                if interrupt_at and all(text in shown.text for text in interrupt_at):
+                    interrupt_at = ()
                     self.manager.interrupt_kernel()
             if message["parent_header"].get("msg_id") != sent:
                 continue
@@ -111,14 +111,18 @@ def kernel() -> Iterator[Kernel]:
     [
         ("waits.run(backend=silent)", "KeyboardInterrupt"),
         ("waits.run_batch([{}], backend=silent)", "KeyboardInterrupt"),
-        ("for piece in waits.run(backend=silent, stream=True).text_iter(): pass", "KeyboardInterrupt"),
+        (
+            "for piece in waits.run(backend=silent, stream=True).text_iter(): print('read')",  # shown while it waits
+            "KeyboardInterrupt",
+        ),
         ("await waits.run_async(backend=silent)", "CancelledError"),
     ],
     ids=["run", "batch", "stream", "async"],
 )
 def test_an_interrupt_ends_the_request_and_the_next_cell_runs(kernel: Kernel, cell: str, error: str) -> None:
     kernel.run("silent = Silent()")
-    assert kernel.run(cell, interrupt_at="asked").error == error
+    written = ("asked", "read") if "read" in cell else ("asked",)
+    assert kernel.run(cell, interrupt_at=written).error == error
     assert kernel.run(f"print(silent.ended.wait({PATIENCE}))").text == "True\n"
     assert kernel.run('print(says.run(topic="x", backend=ul.Echo([" fine"]))["a"])').text == " fine\n"
 
@@ -135,7 +139,7 @@ await reading
 
 def test_an_interrupt_stops_the_run_that_a_coroutine_reads(kernel: Kernel) -> None:
     kernel.run("silent = Silent()")
-    assert kernel.run(READ, interrupt_at="reads").error.endswith("CancelledError")
+    assert kernel.run(READ, interrupt_at=("reads",)).error.endswith("CancelledError")
     assert kernel.run(f"print(silent.ended.wait({PATIENCE}))").text == "True\n"
     assert "interrupted by KeyboardInterrupt" in kernel.run("print(repr(state))").text
 

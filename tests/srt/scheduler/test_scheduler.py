@@ -131,20 +131,20 @@ class TestReuse:
         hint = engine.hint(PREFIX, for_call=True)
         for _ in range(steps):
             engine.step()
-        call, other = engine.generate(PREFIX, ahead=hint), engine.generate(PREFIX)
+        call, other = engine.generate(PREFIX, prefilled_by=hint), engine.generate(PREFIX)
         engine.run()
         assert engine.cached(call) == head
         assert engine.cached(other) == len(PREFIX) - 1
         engine.assert_equals_reference(call, PREFIX)
-        assert not engine.scheduler._table.ahead
+        assert not engine.scheduler._table.prefills
 
     def test_a_hint_for_a_call_that_never_comes_is_forgotten_when_it_is_released(self) -> None:
         engine = Engine()
         hint = engine.hint(PREFIX, for_call=True)
         engine.run()
-        assert hint in engine.scheduler._table.ahead
+        assert hint in engine.scheduler._table.prefills
         engine.release(hint)
-        assert not engine.scheduler._table.ahead
+        assert not engine.scheduler._table.prefills
 
     def test_a_hint_that_does_not_fit_is_dropped_and_blocks_nobody(self) -> None:
         engine = Engine(pool=30)

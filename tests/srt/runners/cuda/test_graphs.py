@@ -233,8 +233,13 @@ def test_what_graphs_read_and_write_stays_where_it_is() -> None:
 def test_graphs_that_know_addresses_only_give_the_logits_of_steps_without_graphs(
     family: str, kv_dtype: torch.dtype
 ) -> None:
-    """Other tokens, positions, slots and keys at every replay, and none of the Python that a capture went through."""
+    """Other tokens, positions, slots and keys at every replay, and none of the Python that a capture went through.
+
+    A captured step has rows of padding, so matrix products differ in their last bits from CPU to CPU. Of float8 keys
+    such a bit may round one to its neighbour, 6 % away: 1.6e-5 of the logits where it was seen.
+    """
     config, tensors = tiny_model(family)
+    most = 1e-3 if kv_dtype is FLOAT8 else 1e-5
     plain = on_host(config, tensors, kv_dtype=kv_dtype, cuda_graphs=False)
     graphs = on_host(
         config, tensors, kv_dtype=kv_dtype, accelerator=RecordingAccelerator(), parts=recorded_parts(), max_running=4
@@ -242,7 +247,7 @@ def test_graphs_that_know_addresses_only_give_the_logits_of_steps_without_graphs
     graphs.capture_graphs()
     for pieces in [*mixed_steps(), *mixed_steps()]:
         batch = only_last_rows(sequences().batch(pieces))
-        assert relative_error(graphs.forward(batch).values, plain.forward(batch).values) < 1e-5
+        assert relative_error(graphs.forward(batch).values, plain.forward(batch).values) < most
     assert graphs.facts()["graph_replays"] == 22
     graphs.clear()
     assert not any(part.view(torch.uint8).any() for part in graphs.pool.keys)
