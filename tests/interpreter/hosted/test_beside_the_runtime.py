@@ -16,8 +16,8 @@ Three things have to be the same on both sides for that:
 
 A `select` is scored by the runtime, by Echo, and in completion mode where the provider tells the log-probabilities of
 the prompt (`vllm_completion`). The others say a choice: the script says the one that the model scores best. What is
-constrained (`extract`, `field_card`) stays with the scripts of `test_every_backend.py`: the runtime masks tokens, and
-the best text under a mask is not what the model says without one.
+constrained (`early_vote`, `extract`, `field_card`) stays with the scripts of `test_every_backend.py`: the runtime masks
+tokens, and the best text under a mask is not what the model says without one.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from .voice import Greedy, Voice, Wordy, claude, completion, echo, openai_chat, 
 pytestmark = pytest.mark.filterwarnings("ignore::umbel.TemplateWarning", "ignore::DeprecationWarning")
 
 BESIDE = (echo, vllm_completion, openai_completion, openai_chat, claude)
-CONSTRAINED = {"extract", "field_card"}
+CONSTRAINED = {"early_vote", "extract", "field_card"}
 LONGEST = 64  # tokens; no program here asks for more
 
 

@@ -31,6 +31,7 @@ CHOICES = {  # how a prompt of the examples ends → what its program chooses fr
     "Useful?": (" yes", " no"),
     "\nAction:": (" calculate", " population", " finish"),
     "\nAction: ": ("calculate", "population", "finish"),
+    " lies in": (" Europe", " Asia", " Africa", " America"),
 }
 _SCAFFOLDING = re.compile(r"((?:<\|im_end\|>\n)*<\|im_start\|>\w+\n)")
 
