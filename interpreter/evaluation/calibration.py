@@ -19,7 +19,7 @@ from .intervals import wilson
 from .metrics import agrees
 from .report import EvaluationReport
 from .rows import EvaluatedRow, simple
-from .texts import Field, as_html, counted, laid_out
+from .texts import Field, Printed, counted
 
 _KEPT = (0.25, 0.5, 0.75, 1.0)  # shares of the rows, the most certain ones, whose accuracy is told
 PICTURES = (".svg", ".png", ".pdf")
@@ -63,7 +63,7 @@ class KeptAccuracy(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class Calibration(Printed):
     """The calibration of a select. `print(calibration)` shows it; made by `report.calibration`.
 
         calibration = report.calibration("answer", "label")
@@ -127,16 +127,6 @@ class Calibration:
         return cast(dict[str, Any], simple({**about, "bins": self.bins, "kept": self.kept, "rows": self.rows}))
 
     # -------------------------------------------------------------------------------- showing
-
-    def text(self, width: int | None = None) -> str:
-        """Returns the calibration as text. `width`: of its lines, in characters; None: of the terminal, at most 100."""
-        return laid_out(self._title(), self._fields(), width)
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def _repr_html_(self) -> str:
-        return as_html(self._title(), self._fields())
 
     def _title(self) -> str:
         return f"calibration of {self.variable!r} against {self.label!r}: {counted(len(self.rows), 'row')}"

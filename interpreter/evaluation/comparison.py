@@ -16,7 +16,7 @@ from ..data.rows import listed
 from .intervals import interval_of_differences, is_proportion, paired_test
 from .report import EvaluationReport
 from .rows import EvaluatedRow, short, simple
-from .texts import Field, as_html, counted, laid_out, listed_rows, number, signed
+from .texts import Field, Printed, counted, listed_rows, number, signed
 
 _SHOWN = 3  # rows that changed, in each direction
 
@@ -62,7 +62,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Printed):
     """The comparison of two evaluations. `print(comparison)` shows it.
 
     Args:
@@ -110,16 +110,6 @@ class Comparison:
         return cast(dict[str, Any], simple({**about, "differences": self.differences}))
 
     # -------------------------------------------------------------------------------- showing
-
-    def text(self, width: int | None = None) -> str:
-        """Returns the comparison as text. `width`: of its lines, in characters; None: of the terminal, at most 100."""
-        return laid_out(self._title(), self._fields(), width)
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def _repr_html_(self) -> str:
-        return as_html(self._title(), self._fields())
 
     def _title(self) -> str:
         first, second = self.first, self.second

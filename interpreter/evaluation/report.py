@@ -21,7 +21,7 @@ from ...lang.protocol import Cost
 from ..data.frames import Framed
 from .intervals import interval_of, is_proportion
 from .rows import EvaluatedRow, simple
-from .texts import Field, as_html, counted, laid_out, listed_rows, number
+from .texts import Field, Printed, counted, listed_rows, number
 
 if TYPE_CHECKING:
     from .calibration import Calibration
@@ -61,7 +61,7 @@ class EvaluationFigure(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class EvaluationReport(Framed):
+class EvaluationReport(Framed, Printed):
     """The report of an evaluation. `print(report)` shows it; it can be saved, loaded, compared and made a frame.
 
         report = ul.evaluate(triage, "tickets.csv", ul.exact_match("queue", "label"))
@@ -295,16 +295,6 @@ class EvaluationReport(Framed):
             raise ParameterError(f"{found} is no whole report ({error}); evaluate again") from None
 
     # -------------------------------------------------------------------------------- showing
-
-    def text(self, width: int | None = None) -> str:
-        """Returns the report as text. `width`: of its lines, in characters; None: of the terminal, at most 100."""
-        return laid_out(self._title(), self._fields(), width)
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def _repr_html_(self) -> str:
-        return as_html(self._title(), self._fields())
 
     def _title(self) -> str:
         return f"{self.program} on {os.path.basename(self.data)}: {counted(len(self.results), 'row')}, {self.model}"

@@ -2,7 +2,8 @@
 
 import shutil
 import textwrap
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from ...lang import notebook
@@ -51,6 +52,28 @@ def as_html(title: str, fields: Iterable[Field]) -> str:
         lines = "\n".join(notebook.escaped(text) for _, text in group)
         cells.append((f"<b>{notebook.escaped(name)}</b>", f'<span style="font-family:monospace">{lines}</span>'))
     return notebook.folded(title, notebook.table(cells), is_open=True)
+
+
+class Printed(ABC):
+    """Base of what is printed as a title and fields: text in a terminal, HTML in a notebook."""
+
+    __slots__ = ()
+
+    def text(self, width: int | None = None) -> str:
+        """Returns it as text. `width`: of its lines, in characters; None: of the terminal, at most 100."""
+        return laid_out(self._title(), self._fields(), width)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        return as_html(self._title(), self._fields())
+
+    @abstractmethod
+    def _title(self) -> str: ...
+
+    @abstractmethod
+    def _fields(self) -> Iterator[Field]: ...
 
 
 def number(value: float, *, is_share: bool) -> str:
