@@ -58,7 +58,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_rename_process)
 
 
-class Stoppable(Protocol):
+class Cancellable(Protocol):
     """A task, or what cancels one on another loop."""
 
     def cancel(self) -> object: ...
@@ -123,7 +123,7 @@ class Run:
         self._roots = itertools.count()
         self._lock = threading.Lock()
         self._busy = 0  # streams with work
-        self._tasks: set[Stoppable] = set()  # touched on the streams' loop only
+        self._tasks: set[Cancellable] = set()  # touched on the streams' loop only
         observed = observation.current
         self.spans: RunSpans | None = None if observed is None else observed.open(self, program)
         self.calls = Calls(self) if self.spans is None else self.spans.calls(self)
@@ -238,11 +238,11 @@ class Run:
 
     # -------------------------------------------------------------------------------- work
 
-    def track(self, task: "Stoppable") -> None:
+    def track(self, task: "Cancellable") -> None:
         """Registers a task that serves this run: the end of the run cancels it. Called on the streams' loop."""
         self._tasks.add(task)
 
-    def untrack(self, task: "Stoppable") -> None:
+    def untrack(self, task: "Cancellable") -> None:
         self._tasks.discard(task)
 
     def begin_work(self) -> None:

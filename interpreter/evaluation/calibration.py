@@ -21,7 +21,7 @@ from .report import EvaluationReport
 from .rows import EvaluatedRow, simple
 from .texts import Field, Printed, counted
 
-_KEPT = (0.25, 0.5, 0.75, 1.0)  # shares of the rows, the most certain ones, whose accuracy is told
+_KEPT = (0.25, 0.5, 0.75, 1.0)  # shares of the rows, the most certain ones, whose accuracy is reported
 PICTURES = (".svg", ".png", ".pdf")
 _MOST_BINS = 100
 
