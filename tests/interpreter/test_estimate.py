@@ -129,7 +129,9 @@ def test_what_a_backend_refuses_is_refused() -> None:
 
     with pytest.raises(ul.CapabilityError) as caught:
         code.estimate(backend=Echo(capabilities=Capabilities("plain")))
-    assert "made up" in caught.value.__notes__[0]
+    place, made_up = caught.value.__notes__
+    assert place.startswith("in gen('x'), ")
+    assert "made up" in made_up
 
 
 def test_an_error_of_the_body_says_that_the_answers_were_made_up() -> None:
