@@ -98,7 +98,7 @@ class Asked(msgspec.Struct, eq=False, gc=False):
             None where it came in one piece, `came` None where it failed.
         times: by the engine, where it tells them.
         characters: of its prompt, and bytes of its pictures.
-        sequences: times its tokens are counted: once for every choice of a scored select.
+        sequences: that are computed: one for every choice of a scored select.
     """
 
     intent: Intent

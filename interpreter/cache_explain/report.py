@@ -141,7 +141,7 @@ async def _explained(
         if decision.cause is CacheCause.HIT:
             return CacheCause.HIT, None
         return _described(decision, laid, log, token=None, estimated=True)
-    cached, estimated = await _of_one_sequence(backend, asked, usage)
+    cached = usage.cached_tokens
     located = await _located(backend, asked, cached, cached + 1)
     if cached >= min(located.tokens, usage.prompt_tokens) - 1:
         return CacheCause.HIT, None
@@ -151,16 +151,7 @@ async def _explained(
     else:
         shared = ()
     decision = decide(asked, cached, Ending(start, end, shared), neighbours)
-    return _described(decision, laid, log, token=cached, estimated=estimated)
-
-
-async def _of_one_sequence(backend: Locating, asked: Asked, usage: Usage) -> tuple[int, bool]:
-    """Returns the cached tokens of the prompt itself, and whether they are estimated from the sum of its choices."""
-    if asked.sequences > 1:
-        tokens = (await _located(backend, asked)).tokens
-        if usage.prompt_tokens >= asked.sequences * tokens:  # the first sequence computes what the others then find
-            return max(0, usage.cached_tokens - (asked.sequences - 1) * (tokens - 1)), True
-    return usage.cached_tokens, False
+    return _described(decision, laid, log, token=cached, estimated=False)
 
 
 async def cached_until(backend: Backend, asked: Asked) -> int | None:
@@ -172,8 +163,7 @@ async def cached_until(backend: Backend, asked: Asked) -> int | None:
     capabilities, usage = backend.capabilities, asked.usage
     if usage is None or not (capabilities.prefix_cache and capabilities.token_ids and isinstance(backend, Locating)):
         return None
-    cached, _ = await _of_one_sequence(backend, asked, usage)
-    return (await _located(backend, asked, cached)).characters[0]
+    return (await _located(backend, asked, usage.cached_tokens)).characters[0]
 
 
 async def _shared(

@@ -327,8 +327,8 @@ class ChooseEnded(_Wire, frozen=True):
     upper: list[float]
     logprobs: list[list[float]]
     evaluations: int  # token sequences that the model was asked about
-    prompt_tokens: int  # summed over them
-    cached_tokens: int
+    prompt_tokens: int  # of the prompt, and of the tokens that were asked about beyond it
+    cached_tokens: int  # those of the prompt that were found
 
 
 class EmbedEnded(_Wire, frozen=True):

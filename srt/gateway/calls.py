@@ -64,6 +64,7 @@ from ..core.messages import (
     FromEngine,
     IdLogprob,
     ScoreEnded,
+    ToEngine,
     TokenRun,
     Tokens,
 )
@@ -442,15 +443,25 @@ class ScoreCall(PendingCall):
                 ScoredChoice(ids, tuple(logprobs), tuple(alone), least, most)
                 for ids, logprobs, alone, least, most in rows
             ),
-            Usage(
-                prompt_tokens=sum(answer.prompt_tokens for answer in answers),
-                cached_tokens=sum(answer.cached_tokens for answer in answers),
-                calls=1,
-            ).marked(caching),
+            _usage(self.messages, answers).marked(caching),
             found.evaluations if found is not None else 0,
             caching,
             self.placed,
         )
+
+
+def _usage(messages: Sequence[ToEngine], answers: Sequence[ScoreEnded | ChooseEnded]) -> Usage:
+    """Returns what the answers used; what the sequences of a message share counts once."""
+    prompt = cached = 0
+    for message, answer in zip(messages, answers, strict=True):
+        prompt += answer.prompt_tokens
+        found = answer.cached_tokens
+        if isinstance(message, EngineScore):
+            others = len(message.sequences) - 1
+            prompt -= others * message.start
+            found -= others * (message.start - 1)  # the last shared token is computed again: it predicts the choice
+        cached += max(0, found)
+    return Usage(prompt, min(prompt, cached), calls=1)
 
 
 # --------------------------------------------------------------------------------------------- cache

@@ -37,6 +37,7 @@ class _Running:
 
     state: ChoiceSearch
     message: EngineChoose
+    first: Request  # computes the shared tokens, which the others find
     shared: list[int]  # tokens before those of every node
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -95,11 +96,11 @@ class ChoiceSearches:
             search = ChoiceSearch(trie, self._token_bytes, choices, rest, longest=self._longest - start)
         except ValueError as error:
             raise RequestError(f"the choices cannot be searched: {error}") from None
-        running = self._running[message.id] = _Running(search, message, prompt[:start])
+        running = self._running[message.id] = _Running(search, message, request, prompt[:start])
         self._counters.choice_searches += 1
         own, *others = search.begin()
         request.job = Choosing(search, own)
-        running.prompt_tokens += request.prompt_length
+        running.prompt_tokens = request.prompt_length
         self._table.queue(request)
         self._add(request, running, others)
 
@@ -122,7 +123,8 @@ class ChoiceSearches:
     def finish(self, request: Request) -> None:
         """Ends a request whose rows have all run. The last one of a round starts the next round or ends the search."""
         running = self._running[request.message_id]
-        running.cached_tokens += request.cached_tokens
+        if request is running.first:
+            running.cached_tokens = request.cached_tokens
         self._table.release(request)
         if self._table.alive[request.message_id]:
             return
@@ -143,7 +145,7 @@ class ChoiceSearches:
             self._another(request, [*running.shared, *nodes[-1].tokens], Choosing(running.state, nodes))
             for nodes in rows
         ]
-        running.prompt_tokens += sum(other.prompt_length for other in more)
+        running.prompt_tokens += sum(map(len, rows))
         self._table.extend(request.message_id, more)
 
 

@@ -75,7 +75,7 @@ def test_calls_belong_to_the_gen_that_their_id_names() -> None:
     log.end(None, Usage(), "")
 
 
-def test_choices_that_are_scored_are_counted_each() -> None:
+def test_choices_that_are_scored_are_sequences_each() -> None:
     log = CallLog(History())
     log.intend("r-1-1", "select", "x", EMPTY, None)
     scored = log.record(ScoreRequest("r-1-1", (), ("yes", "no")))

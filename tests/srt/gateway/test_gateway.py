@@ -289,7 +289,24 @@ class TestScore:
         assert [choice.token_ids for choice in scored.choices] == [(97,), (98, 99)]
         assert [choice.logprobs for choice in scored.choices] == [(-1.0,), (-2.0, -3.0)]
         assert [choice.unconditional for choice in scored.choices] == [(-4.0,), (-5.0, -6.0)]
-        assert (scored.usage.prompt_tokens, scored.usage.cached_tokens) == (12, 3)
+        assert (scored.usage.prompt_tokens, scored.usage.cached_tokens) == (12 - first.start - second.start, 3 - 1)
+
+    def test_what_the_choices_share_is_counted_once(self) -> None:
+        harness = Harness()
+        harness.send(ScoreRequest("s", (Text("four"),), ("a", "b", "c")))
+        (score,) = harness.scores()
+        lengths = [len(sequence) for sequence in score.sequences]
+        assert lengths == [score.start + 1] * 3
+        found = [0, score.start - 1, score.start - 1]  # the first computes the prompt
+        harness.gateway.engine_event(ScoreEnded(score.id, [[-1.0]] * 3, sum(lengths), sum(found)))
+        harness.send(ScoreRequest("t", (Text("four"),), ("a", "b", "c")))
+        again = harness.scores()[-1]
+        harness.gateway.engine_event(ScoreEnded(again.id, [[-1.0]] * 3, sum(lengths), 3 * (score.start - 1)))
+        cold, warm = harness.answers()
+        assert isinstance(cold, Scored)
+        assert isinstance(warm, Scored)
+        assert (cold.usage.prompt_tokens, cold.usage.cached_tokens) == (score.start + 3, 0)
+        assert (warm.usage.prompt_tokens, warm.usage.cached_tokens) == (score.start + 3, score.start - 1)
 
     def test_without_bos_the_document_separator_begins_and_without_any_it_is_refused(self) -> None:
         harness = Harness(tokenizer=Separated())
