@@ -21,8 +21,8 @@ enforced or not, and so does `validate` of a gen, also where it is all that is d
 the answer is rejected, in at most `max_tries` calls for each continuation:
 
 * Inside an assistant turn the request says before the first answer what is demanded, where that is not enforced;
-  afterwards it holds the answer and its violations (`reask_prompts`). The program's own text stays as it is, and the
-  state keeps only the text that was accepted.
+  afterwards it goes on with the answer and its violations (`reask_prompts`). The program's own text stays as it is, and
+  the state keeps only the text that was accepted.
 * Elsewhere a text is continued, and there is no turn to talk in. The first call is the program's own prompt. Where the
   model draws (temperature above 0) the same prompt is sent again, with another seed if it had one, so that the accepted
   text is distributed as the model's texts that satisfy the constraint are. Where it does not, it would only repeat
@@ -523,7 +523,8 @@ class _Judged:
         prompt: tuple[Part, ...] = self._request.prompt
         seed = sampling.seed
         if self._dialogue is not None:
-            prompt = self._dialogue.again(self._note, failed, reask_prompts.complaint(problem, self._note))
+            said = "" if self._sent is not None else self._note  # as in the first prompt, which the cache has
+            prompt = self._dialogue.again(said, failed, reask_prompts.complaint(problem, self._note))
         elif sampling.greedy or self._converses:
             prompt = (
                 Text(reask_prompts.foreword(self._constraint, reask_prompts.correction(failed, problem))),

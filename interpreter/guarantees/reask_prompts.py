@@ -4,6 +4,9 @@
     again     ...user: what the program says ∥ NOTE ∥ assistant: what it has begun, the failed answer
                  user: COMPLAINT              assistant: what it has begun ▸
 
+Where the constraint is enforced, and a type or a check refuses the answer, NOTE is in the complaint alone: both prompts
+begin with the program's own.
+
 The wording is constant, so that prefix caches hit; the varying part comes last. The turns exist in the request only,
 never in the program's prompt.
 """

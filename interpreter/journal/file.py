@@ -45,6 +45,8 @@ _HEAD = len(_OPENING) + 2 * _SUM_BYTES + 2  # to the first member after the sum
 class JournalWarning(UserWarning):
     """Something of a journal was dropped."""
 
+    __module__ = "umbel"
+
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Base of all lines."""

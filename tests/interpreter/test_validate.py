@@ -132,6 +132,21 @@ def test_the_object_is_judged_after_the_constraint() -> None:
     assert (state.value("x"), state.get_meta_info("x")["tries"]) == ([1, 3], 3)
 
 
+def test_the_second_prompt_goes_on_with_the_first_where_the_constraint_is_enforced() -> None:
+    @ul.function
+    def program(s):
+        s += ul.user("Two even numbers?")
+        s += ul.assistant(ul.gen("x", dtype=list[int], validate=lambda numbers: sum(numbers) % 2 == 0))
+
+    backend = Echo(["[1, 2]", "[1, 3]"])
+    state = program.run(backend=backend, timeout=PATIENCE)
+    assert (state.value("x"), state.get_meta_info("x")["guarantee"]) == ([1, 3], "enforced")
+    first, second = [prompt_text(request.prompt) for request in backend.requests]
+    assert second.startswith(first + "[1, 2]"), "the prefix cache has the first prompt and its answer"
+    assert "That cannot be used" in second[len(first) :]
+    assert second.count("JSON Schema") == 1
+
+
 def test_each_of_several_texts_is_judged() -> None:
     state = chat.run(n=2, backend=Echo([["fine", "far too long"], "good"]), timeout=PATIENCE)
     assert state["x"] == ["fine", "good"]
