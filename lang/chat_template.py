@@ -62,6 +62,8 @@ R = TypeVar("R")
 class TemplateWarning(UserWarning):
     """The template does not fit what the program does; the text says how."""
 
+    __module__ = "umbel"
+
 
 class TemplateUnanswered(TemplateError):
     """The process that renders templates gave no answer. That says nothing about the template, so nothing is kept."""

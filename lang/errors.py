@@ -43,6 +43,13 @@ class UmbelError(Exception):
     A message beyond `MAX_MESSAGE` loses its middle: its beginning names the parameter, its end says what to write.
     """
 
+    __module__ = "umbel"  # a traceback names it as a program that catches it does
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.__module__ == __name__:
+            cls.__module__ = UmbelError.__module__
+
     def __init__(self, *arguments: object) -> None:
         super().__init__(*(shortened(each, MAX_MESSAGE) if isinstance(each, str) else each for each in arguments))
 

@@ -31,6 +31,8 @@ Kind = Literal["effect", "volatile"]
 class TraceWarning(UserWarning):
     """A traced program has side effects or volatile values: it prints, writes, or reads the time."""
 
+    __module__ = "umbel"
+
 
 @dataclass(frozen=True, slots=True)
 class Effect:

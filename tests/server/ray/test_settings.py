@@ -61,7 +61,7 @@ ray.exceptions.RayTaskError(RuntimeError): ray::ServeReplica:umbel:Replica.initi
 RuntimeError: Traceback (most recent call last):
   File "front.py", line 106, in start
     raise self._broken()
-umbel.lang.errors.ModelError: nobody/nothing is not on this machine: ConnectError
+umbel.ModelError: nobody/nothing is not on this machine: ConnectError
 """
     assert last_error(message) == "ModelError: nobody/nothing is not on this machine: ConnectError"
     assert last_error("Deployment has replicas that wait") == ""
