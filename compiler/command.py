@@ -23,7 +23,7 @@ _SAID = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, or 2 with a message where there is no graph."""
+    """Returns the exit status: 0, or 1 with a message where there is no graph."""
     options = parser().parse_args(arguments)
     try:
         if options.run is not None:
@@ -33,12 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _write(rewritten, options)
     except (UmbelError, OSError) as error:
         _show(shortened(str(error), MAX_MESSAGE), error)
-        return 2
+        return 1
     except Exception as error:
         if not getattr(error, "__notes__", ()):  # with one it is the program's own, and the note has the line
             raise
         _show(shortened(f"{type(error).__name__}: {error}", MAX_MESSAGE), error)
-        return 2
+        return 1
     return 0
 
 

@@ -21,7 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UmbelError as error:
         text = f"umbel: {type(error).__name__}: {error}"
         print("\n  ".join([text, *getattr(error, "__notes__", ())]), file=sys.stderr)
-        return 1
+        command = COMMANDS.get(given[0])
+        return 2 if command is not None and command.judges else 1
     except KeyboardInterrupt:
         return 130
 

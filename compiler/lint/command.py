@@ -35,14 +35,14 @@ Note = tuple[int, str]  # a line, and why the program there was looked at by its
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 without findings, 1 with, 2 for a file that cannot be looked at."""
+    """Runs the command. Returns the exit status: 0 without findings, 1 with.
+
+    Raises:
+        UmbelError: the file cannot be looked at.
+    """
     options = parser().parse_args(arguments)
     path, _, name = _split(options.file)
-    try:
-        subjects, notes = load(Path(path), name or None, by_name("--static", options.static))
-    except UmbelError as error:
-        print(f"umbel lint: {error}", file=sys.stderr)
-        return 2
+    subjects, notes = load(Path(path), name or None, by_name("--static", options.static))
     for line, note in notes:
         print(f"umbel lint: {path}:{line}: only the source was looked at: {note}", file=sys.stderr)
     counter = default_counter()

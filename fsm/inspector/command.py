@@ -42,7 +42,7 @@ class Inspection:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status; a constraint that is refused, or a file that is not there, gives 2."""
+    """Returns the exit status; a constraint that is refused, or a file that is not there, gives 1."""
     options = parser().parse_args(arguments)
     try:
         kind, source = _read(options.constraint, options.kind)
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reason = error.strerror if isinstance(error, OSError) else error
         remedy = "write an expression, or the path of a file with a JSON schema"
         print(f"umbel fsm: {options.constraint[:200]!r}: {str(reason)[:200]}; {remedy}", file=sys.stderr)
-        return 2
+        return 1
     schema_options = SchemaOptions(
         whitespace=options.whitespace, closed=options.closed, allow_unenforced=options.allow_unenforced
     )
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         inspection = inspect(kind, source, schema_options=schema_options, most_states=options.states)
     except ConstraintRefused as error:
         print(_refusal(error, kind, source), file=sys.stderr)
-        return 2
+        return 1
     print(_json(inspection) if options.json else _text(inspection, every_edge=options.edges))
     return _draw(inspection, schema_options, options.dot, options.svg)
 
@@ -274,7 +274,7 @@ def _draw(inspection: Inspection, schema_options: SchemaOptions, dot_file: Path 
             print("".join(f"picture     {note}\n" for note in notes), end="")
     except (OSError, ValueError) as error:
         print(f"umbel fsm: {str(error)[:400]}", file=sys.stderr)
-        return 2
+        return 1
     return 0
 
 

@@ -26,6 +26,7 @@ class Command:
         examples: pairs of a command line and what it does.
         extra: the extra of the package that its module needs.
         by_name: its module has several commands, whose functions take the name first.
+        judges: its exit status 1 is a verdict, and an error is 2.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Command:
     examples: tuple[tuple[str, str], ...]
     extra: str = ""
     by_name: bool = False
+    judges: bool = False
 
     def load(self) -> Any:  # Any: a module with parser() and main()
         """Imports the module. Raises MissingExtraError."""
@@ -192,12 +194,14 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 ("umbel eval quiz.py:quiz questions.csv --exact answer=label", "a figure with its interval"),
                 ("umbel eval quiz.py:careful questions.csv --exact answer=label --compare first.json", "two prompts"),
             ),
+            judges=True,
         ),
         Command(
             "lint",
             "say what keeps prompts from sharing their beginnings",
             "compiler.lint.command",
             (("umbel lint judge.py", "all programs of the file"), ("umbel lint judge.py:judge --json", "one of them")),
+            judges=True,
         ),
         Command(
             "view",
@@ -214,6 +218,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "run a program against a journal, and say which prompts differ",
             "interpreter.journal.command",
             (("umbel replay run.journal judge.py:judge", "no model is asked"),),
+            judges=True,
         ),
         Command(
             "compile",

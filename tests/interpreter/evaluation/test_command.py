@@ -92,13 +92,13 @@ def test_calibration_is_drawn_into_a_file(folder: Path) -> None:
 def test_wrong_command_lines_say_what_to_write(
     given: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command(*given) == 1
+    assert command(*given) == 2
     assert words in capsys.readouterr().err
 
 
 def test_a_comparison_that_is_refused_does_not_hide_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("app.py:quiz", "d.csv", "--contains", "answer=label", "--save", "a.json") == 0
-    assert command("app.py:quiz", "d.csv", "--exact", "answer=label", "--compare", "a.json") == 1
+    assert command("app.py:quiz", "d.csv", "--exact", "answer=label", "--compare", "a.json") == 2
     told = capsys.readouterr()
     assert "exact_match" in told.out
     assert "the first report has the figures 'contains_match'" in told.err

@@ -103,7 +103,7 @@ def test_a_hosted_chat_model_is_replayed_without_a_network(replay: Callable[...,
 @pytest.mark.parametrize("named", ["nowhere.py:review", "program.py", "program.py:nothing"])
 def test_what_is_no_program_is_said(named: str, replay: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
     replay()
-    assert main(["replay", str(tmp_path / "run.jsonl"), str(tmp_path / named)]) == 1
+    assert main(["replay", str(tmp_path / "run.jsonl"), str(tmp_path / named)]) == 2
 
 
 # -------------------------------------------------------------------------------- in tests
