@@ -31,7 +31,7 @@ def _run(given: Sequence[str]) -> int:
     match given:
         case [] | ["help"] | ["-h" | "--help", *_]:
             return _print(front_page())
-        case ["--version", *_] | ["-V", *_]:
+        case ["--version" | "-V" | "version", *_]:
             print(f"umbel {__version__}")
             return 0
         case ["help", word, *_]:

@@ -198,6 +198,9 @@ class Runtime(DirectCalls):
         # A runtime that is not referenced any more does not keep its model in memory until the program ends.
         weakref.finalize(self, _end_forgotten, self._links, self._processes).atexit = False
 
+    def __repr__(self) -> str:
+        return f"Runtime(address={self._address!r})" if self._options is None else f"Runtime({self._options.model!r})"
+
     # ------------------------------------------------------------------ Backend
 
     @property

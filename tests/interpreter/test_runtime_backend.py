@@ -65,6 +65,11 @@ def test_a_wrong_option_is_refused_at_once_with_what_to_write(options: dict[str,
     assert says in str(caught.value)
 
 
+def test_a_runtime_shows_its_model_or_its_address() -> None:
+    assert repr(Runtime("org/repo")) == "Runtime('org/repo')"
+    assert repr(Runtime(address="ipc:///run/umbel")) == "Runtime(address='ipc:///run/umbel')"
+
+
 def test_a_runtime_shows_every_option_there_is() -> None:
     described = {*RuntimeOptions.__struct_fields__} - {"model"}
     shown = inspect.signature(Runtime).parameters

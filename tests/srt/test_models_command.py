@@ -166,6 +166,7 @@ def test_an_empty_machine_says_where_it_looked_and_what_to_run(
     ("name", "message"),
     [
         ("nonsense", "there is no model, folder or file 'nonsense'"),
+        ("openai:gpt-4o", r"'openai:gpt-4o' is a hosted model; in a program, write ul\.OpenAI\('gpt-4o'\)"),
         ("ollama:x", "run: ollama pull x"),
         ("lmstudio:x", "run: lms get x"),
         (".", "is on this machine; only models of the hub are pulled"),

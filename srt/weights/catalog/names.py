@@ -28,6 +28,14 @@ from .repository import HubName, parse_hub_name
 DEFAULT = "default"
 DEFAULT_NAMES = frozenset({DEFAULT, DEFAULT_NAME})
 MOST_KNOWN = 12  # names in an error
+# Prefixes of hosted models on the command line → the backend that a program names.
+HOSTED = {
+    "openai": "OpenAI",
+    "anthropic": "Anthropic",
+    "gemini": "Gemini",
+    "openrouter": "OpenRouter",
+    "litellm": "LiteLLM",
+}
 
 
 def locate(name: str, places: ModelPlaces) -> FoundModel | HubName:
@@ -79,5 +87,10 @@ def near_names(name: str, places: ModelPlaces) -> str:
 
 
 def _unknown(name: str, places: ModelPlaces) -> ModelError:
+    provider, colon, model = name.partition(":")
+    if colon and provider in HOSTED:
+        return ModelError(
+            f"{name!r} is a hosted model; in a program, write ul.{HOSTED[provider]}({model!r}), not a Runtime"
+        )
     hint = "" if "/" in name else ' For one of the Hugging Face hub, write "org/repo"; of Ollama, "ollama:NAME".'
     return ModelError(f"there is no model, folder or file {name!r}; {near_names(name, places)}{hint}")
