@@ -161,7 +161,7 @@ def function(
 ) -> Program | Callable[[Function], Program]:
     """Makes a program of a function whose first parameter is the state (after `self` for a method).
 
-    Bare, or with sampling defaults: `@function(temperature=0, stop="\\n")`.
+    Bare, `@ul.function`, or with options. `program.run(...)` runs it, `program(s, ...)` runs it inside another program.
 
     Speculation saves calls to models that are paid for call by call: a `gen` that ends at a stop or a constraint is
     asked for more than it needs, and what comes after its end answers the gens that follow, as long as it is what the
@@ -170,12 +170,34 @@ def function(
     one by one, such as a Runtime: their prefix cache has the prompt already.
 
     Args:
-        num_api_spec_tokens: so many tokens more, wherever something may follow.
+        body: the function, which may be an `async def`.
+        name: of the program, in messages, journals and graphs. Default: that of the function.
+        num_api_spec_tokens: so many tokens more, wherever something may follow. Default: None, as 0.
         speculate: "auto": as many as what follows needs, where that pays. What the program has queued after a `gen`
-            is looked at, and the chance that it fits is learned over all runs of the program.
+            is looked at, and the chance that it fits is learned over all runs of the program. Default: None.
+        options: sampling options of `gen`, such as temperature and stop, for those calls of the program that say
+            nothing else.
+
+    Returns:
+        A Program; with options alone, a decorator that makes one.
 
     Raises:
         ParameterError: an unknown option, a function without a parameter, or a generator.
+
+    Examples:
+        >>> @ul.function(temperature=0, stop=".")
+        ... def ask(s, country):
+        ...     s += f"The capital of {country} is " + ul.gen("capital")
+        >>> echo = ul.Echo({"France": "Paris. It lies", "Italy": "Rome. It has"})
+        >>> ask.run("France", backend=echo)["capital"]
+        'Paris'
+        >>> @ul.function
+        ... def two(s):
+        ...     ask(s, "France")  # inside another program: in its state
+        ...     s += ". "
+        ...     ask(s, "Italy")
+        >>> two.run(backend=echo).text()
+        'The capital of France is Paris. The capital of Italy is Rome'
     """
     make = maker(Program, name=name, num_api_spec_tokens=num_api_spec_tokens, speculate=speculate, options=options)
     return make if body is None else make(body)

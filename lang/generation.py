@@ -82,50 +82,130 @@ def gen(
     validate: Callable[[Any], object] | None = None,
     **unknown: Any,
 ) -> Gen | Select:
-    """Generate text with the model and store it under `name`.
+    """Generates text with the model, appends it to the prompt and stores it under `name`.
 
-    Parameters left out come from the run, then from the program, then from `SamplingParams`.
-    With `n` above 1 the variable is a list and the prompt goes on with the first of it. `adapter` names one of
-    `Runtime(adapters={...})`, which then computes the prompt and the text; "" is the model as it is.
+    `s[name]` waits for the text, `s.value(name)` gives the object where a type is asked for, and
+    `s.get_meta_info(name)` describes the call.
 
-    At most one of these says what the text has to be; `s[name]` is the text, `s.value(name)` the object:
+    An option that is None is left out. The sampling options, max_tokens to top_logprobs_num and adapter, come from
+    `run(...)` then, or else from `@ul.function(...)`, or else have the default that stands with each. A backend that
+    does not have an option raises CapabilityError; none is dropped.
 
-    - `regex`: it matches as a whole, as with `re.fullmatch`. A compiled pattern brings its flags along.
-    - `json_schema`: it is JSON of this schema, given as a dict, as JSON text or as a Python type (see `lang.typed`).
-    - `dtype`: it is a value of this type. int, float, bool (`True`, `False`), Literal and Enum are written plainly; a
-      number ends at a blank or newline, which is not part of it. A str is written in double quotes, every other type
-      as JSON.
-    - `ebnf` or `grammar`: it is in the language of a Lark grammar (`start: "yes" | "no"`), or of a GBNF grammar as
-      llama.cpp and SGLang write it (`root ::= "yes" | "no"`).
-    - `constraint`: it is a text of an expression such as `ul.regex("[0-9]+") + " pears"` (see docs/constraints.md);
-      what the expression captures become variables, too.
-    - `choices`: it is one of these, chosen as `select` does.
-
-    Further: `json_whitespace` is "spaced" (the default), "compact" or "flexible"; `json_key_order="any"` leaves the
-    order of an object's members to the model (fewer of its tokens are known ahead); with `allow_unenforced` schema
-    keywords that cannot be enforced are looked at when the text is there; `constraint_engine` says who enforces (see
-    `RuntimeOptions`); `token_healing=False` keeps the first token from beginning inside the prompt's last one.
-
-    A hosted model that enforces no such constraint gets it in words, the text is validated, and the model is
-    asked again, with what is wrong, until the text satisfies the constraint: at most `max_tries` calls, 3 if it is left
-    out. Then reading the variable raises GuaranteeError, or, with `allow_best_effort=True`, the last text is kept.
-    `get_meta_info(name)["guarantee"]` says how it went: "enforced", "validated" or "best_effort", `["tries"]` how many
-    calls it took, `["violations"]` what a kept text breaks. White space around the text, and around JSON a code fence,
-    are taken off when the rest satisfies the constraint.
+    At most one of `regex`, `json_schema`, `dtype`, `ebnf`, `grammar`, `constraint` and `choices` says what the text has
+    to be (docs/constraints.md). Where the backend enforces it, as `Runtime` does, every token is chosen among those
+    that keep to it. A hosted model that does not enforce it gets it in words, the text is validated, and the model is
+    asked again, with what is wrong, until the text satisfies the constraint. White space around the text, and around
+    JSON a code fence, are taken off when the rest satisfies it. `get_meta_info(name)["guarantee"]` says how it went:
+    "enforced", "validated" or "best_effort"; `["tries"]` how many calls it took; `["violations"]` what a kept text
+    breaks.
 
     A type with code of its own (a validator of Pydantic, a dataclass whose `__post_init__` raises ValueError) judges
-    every text that satisfies its schema, on every backend; the model is asked again with the words of what it raises.
-    So that code runs once for each try, in a thread, and pieces of the text come when it is accepted. Elsewhere, where
-    the constraint is enforced, `max_tries` and `allow_best_effort` have nothing to do.
+    every text that satisfies its schema, as `validate` does: on every backend, once for each try, in a thread. Pieces
+    of the text are streamed when it is accepted.
 
-    `validate=check` judges in the same way, with or without a constraint: `check` is called with the object (the text,
-    where no type is asked for), and refuses it by returning False, or by raising ValueError or AssertionError, whose
-    message the model is told. Another error is a fault of the check: reading the variable raises it.
+    Args:
+        name: of the variable; None appends the text and stores it nowhere.
+        max_tokens: most tokens to generate, 0 to 1,048,576; 0 computes the prompt alone. Default: 128.
+        min_tokens: tokens before which neither end-of-sequence nor a stop ends the text; at most max_tokens.
+            Default: 0.
+        n: continuations of the one prompt, 1 to 128. Above 1 the variable is a list, and the prompt goes on with the
+            first. Default: 1.
+        stop: a string that ends the text, or a list of up to 16, of 1 to 256 characters each. It is no part of the
+            text. Default: none.
+        stop_token_ids: tokens that end the text, in addition to the end-of-sequence tokens of the model; at most
+            1,024. Default: none.
+        stop_regex: a regular expression whose first match ends the text before it, wherever that stands, or a list of
+            up to 16, of 1 to 1,024 characters each. Default: none.
+        temperature: 0 to 100. 0 takes the most likely token; above 1 unlikely tokens come more often than the model
+            says, below 1 less often. Default: 1.
+        top_p: draws among the most likely tokens that together have this probability, above 0 and up to 1.
+            Default: 1, all of them.
+        top_k: draws among so many of the most likely tokens, 1 to 2,147,483,647. Default: -1, all of them.
+        min_p: leaves out tokens less probable than this share of the most likely one, 0 to 1. Default: 0, none.
+        frequency_penalty: subtracted from the logit of a token once for each time that the generated text has it, -2
+            to 2. Default: 0.
+        presence_penalty: subtracted from the logit of a token that the generated text has, -2 to 2. Default: 0.
+        repetition_penalty: divides positive and multiplies negative logits of tokens that prompt or text have, 0.01 to
+            100. Default: 1, which changes nothing.
+        logit_bias: dict of token ids to numbers, -100 to 100, that are added to their logits; at most 300 entries.
+            Default: none.
+        seed: 0 to 2**63 - 1. On a `Runtime` the same seed gives the same text, whatever else runs at the time; a
+            provider may promise less. Default: drawn for each call.
+        ignore_eos: True goes on after end-of-sequence, up to max_tokens or a stop. Default: False.
+        return_logprob: True puts the log-probability of each generated token into
+            `get_meta_info(name)["output_token_logprobs"]`, as (log-probability, token id, text). Default: False.
+        logprob_start_len: puts those of the prompt into `["input_token_logprobs"]` as well, from the token of this
+            index on; the first token of a prompt has none. Default: -1, none of them.
+        top_logprobs_num: puts so many of the most likely tokens at each place into `["output_top_logprobs"]`, and for
+            a prompt into `["input_top_logprobs"]`, 0 to 20. Implies return_logprob. Default: 0.
+        return_text_in_logprobs: False leaves None in place of the texts of tokens. Default: True.
+        adapter: one of `Runtime(adapters={...})`, which computes the prompt and the text; "" is the model as it is.
+            Default: "".
+        dtype: the text is a value of this type, and `s.value(name)` the value. int, float, bool (`True`, `False`),
+            Literal and Enum are written plainly; a number ends at a blank or newline, which is no part of it. A str is
+            written in double quotes, every other type as JSON. The names "int", "float", "bool" and "str" work, too.
+        choices: the text is one of these, chosen as by `select`. Of the options only name, temperature,
+            choices_method, max_tries, allow_best_effort and adapter go with it.
+        choices_method: how `choices` are compared, see `select`. Default: "token_length_normalized".
+        regex: the text matches this expression as a whole, as with `re.fullmatch`. A compiled pattern brings its flags
+            along.
+        json_schema: the text is JSON of this schema: a dict, its JSON text, or a Python type. `s.value(name)` is the
+            parsed JSON, or an object of the type.
+        ebnf: the text is in the language of a Lark grammar (`start: "yes" | "no"`), or of a GBNF grammar as llama.cpp
+            and SGLang write it (`root ::= "yes" | "no"`).
+        grammar: another name of ebnf.
+        constraint: the text is one of an `Expression`, such as `ul.regex("[0-9]+") + " pears"`. What it captures become
+            variables, too.
+        json_whitespace: blanks of JSON: "spaced" writes `{"a": 1, "b": 2}`, "compact" `{"a":1,"b":2}`, "flexible" takes
+            both and more. Default: "spaced".
+        json_key_order: "declared" has the members of an object in the order of the schema, "any" leaves it to the
+            model, and fewer of its tokens are known ahead. Default: "declared".
+        allow_unenforced: True looks at schema keywords that cannot be enforced when the text is there; False refuses
+            them. Default: False.
+        constraint_engine: enforces the constraint on a `Runtime`: "auto", "fsm", "llguidance", "outlines-core" or
+            "interegular". Default: that of the runtime, see `RuntimeOptions`.
+        token_healing: False keeps the last token of the prompt as it is; True lets the first token of a constrained
+            text begin inside of it, as the text would be tokenized as a whole. Default: True.
+        max_tries: calls for one text, 1 to 10, where it is validated or judged. Default: 3.
+        allow_best_effort: True keeps the last text when no try satisfied the constraint; with False reading the
+            variable raises GuaranteeError. Default: False.
+        validate: a function that judges each text, called with the object, or the text where no type is asked for, in
+            a thread. It refuses by returning False, or by raising ValueError or AssertionError, whose message the model
+            is told when it is asked again. Another error is a fault of the function: reading the variable raises it.
+
+    Returns:
+        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
 
     Raises:
-        ParameterError: a wrong value, at once and not when the program has run half-way.
+        ParameterError: a wrong value, an unknown option or two constraints, at the line that writes them.
         ConstraintError: a schema that is no JSON. What else is wrong with a constraint the backend says, and reading
             the variable raises it.
+
+    Examples:
+        >>> @ul.function
+        ... def ask(s, country):
+        ...     s += ul.user(f"What is the capital of {country}?")
+        ...     s += ul.assistant(ul.gen("capital", max_tokens=16, stop="."))
+        ...     s += ul.user("How many people live there?")
+        ...     s += ul.assistant(ul.gen("people", dtype=int))
+        >>> state = ask.run("France", backend=ul.Echo(["Paris. It lies", "2100000"]))
+        >>> state["capital"], state.value("people")
+        ('Paris', 2100000)
+        >>> state.get_meta_info("capital")["matched_stop"]
+        '.'
+
+        A function of the program judges what is generated, and the model is asked again:
+
+        >>> def at_most_100(percent):
+        ...     if percent > 100:
+        ...         raise ValueError("write at most 100")
+        >>> @ul.function
+        ... def rate(s, review):
+        ...     s += ul.user(review + " How good is it, in percent?")
+        ...     s += ul.assistant(ul.gen("percent", dtype=int, validate=at_most_100))
+        >>> state = rate.run("I loved it.", backend=ul.Echo(["250", "90"]))
+        >>> state.value("percent"), state.get_meta_info("percent")["tries"]
+        (90, 2)
     """
     arguments = locals().copy()  # each option by its name
     if name is not None:
@@ -214,12 +294,50 @@ def _check_alone(given: Mapping[str, Any]) -> None:
 
 
 def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen | Select:
-    """An integer; `gen(dtype=int)`, which checks the options. `s.value(name)` is an int."""
+    """Generates an integer: `gen(dtype=int)`. `s.value(name)` is an int, `s[name]` its digits.
+
+    The number has at most 19 digits and ends at a blank or newline, which is no part of it.
+
+    Args:
+        name: of the variable; None stores it nowhere.
+        max_tokens: most tokens to generate, as of `gen`. Default: 128.
+        options: the others of `gen`, apart from those that say what the text has to be.
+
+    Raises:
+        ParameterError: as of `gen`.
+
+    Examples:
+        >>> @ul.function
+        ... def count(s, sentence):
+        ...     s += sentence + " The number of animals is " + ul.gen_int("animals") + "."
+        >>> state = count.run("A cat and two dogs.", backend=ul.Echo(["3"]))
+        >>> state.value("animals") + 1, state.text()
+        (4, 'A cat and two dogs. The number of animals is 3.')
+    """
     return gen(name, max_tokens, dtype=int, **options)
 
 
 def gen_string(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen | Select:
-    """A double-quoted string; `gen(dtype=str)`, which checks the options. `s.value(name)` is what the quotes hold."""
+    """Generates a string in double quotes: `gen(dtype=str)`. `s.value(name)` is what the quotes hold.
+
+    Quotes and newlines inside are escaped as in JSON, so the text ends where the string does, not at the first newline.
+
+    Args:
+        name: of the variable; None stores it nowhere.
+        max_tokens: most tokens to generate, as of `gen`. Default: 128.
+        options: the others of `gen`, apart from those that say what the text has to be.
+
+    Raises:
+        ParameterError: as of `gen`.
+
+    Examples:
+        >>> @ul.function
+        ... def name_it(s, plot):
+        ...     s += plot + " The film is called " + ul.gen_string("title") + "."
+        >>> state = name_it.run("A shark comes.", backend=ul.Echo(['"Jaws"']))
+        >>> state["title"], state.value("title")
+        ('"Jaws"', 'Jaws')
+    """
     return gen(name, max_tokens, dtype=str, **options)
 
 
@@ -234,32 +352,55 @@ def select(
     adapter: str | None = None,
     **unknown: Any,
 ) -> Select:
-    """Choose one of `choices` as the continuation, store it under `name` and append it.
+    """Chooses one of `choices` as the continuation, appends it and stores it under `name`.
 
-    Methods (also public names; `choices_method` is SGLang's name for `method`):
+    The model scores the choices and generates nothing. `s.get_meta_info(name)` has the score of each in
+    "choice_scores", and how probable each is among the choices in "probabilities". Methods, each also a public name
+    that says more:
 
     - `token_length_normalized`, the default, compares the mean log-probability per token.
     - `greedy_token_selection` goes token by token.
     - `unconditional_likelihood_normalized` subtracts what each choice would score without the prompt.
-    - `overshoot` is the probability that the text goes on with the choice, written in its usual tokens, the last of
-      which may go past its end ("A" inside " An"). It takes one forward pass.
-    - `exact` is that probability over all the tokens that spell the choice, within bounds that
-      `get_meta_info(name)["bounds"]` gives. It takes some dozens of short forward passes.
+    - `overshoot` compares how probable the text goes on with each choice, in its usual tokens. One forward pass.
+    - `exact` compares that over all the tokens that spell a choice, with bounds. Some dozens of short forward passes.
 
-    For the last two, a choice that another one begins with ("A", "A+") is chosen when the text goes on with it and not
-    with the longer one.
+    A hosted model that scores nothing generates one of the choices instead, where the method is the default one:
+    `get_meta_info(name)["choices_method"]` is "generated" then, and reading a score raises CapabilityError.
 
-    `temperature` 0 takes the best choice. Above 0 one is drawn, with the run's seed if it has one, in proportion to
-    probability ** (1 / temperature); `get_meta_info(name)["probabilities"]` has the probabilities.
+    Args:
+        name: of the variable; None appends the choice and stores it nowhere.
+        choices: the texts to choose from, 1 to 1,024 different ones of 1 to 16,384 characters.
+        temperature: 0 takes the best choice. Above 0, up to 100, one is drawn, with the run's seed if it has one, in
+            proportion to probability ** (1 / temperature). A hosted model that generates the choice gets it as its
+            temperature. Default: 0.
+        choices_method: SGLang's name of method.
+        method: how the choices are compared, one of those above. Default: "token_length_normalized".
+        max_tries: calls for one choice that a hosted model generates, 1 to 10. Default: 3.
+        allow_best_effort: True keeps what a hosted model has said last when no try was one of the choices; with False
+            reading the variable raises GuaranteeError. Default: False.
+        adapter: one of `Runtime(adapters={...})`, which scores the choices; "" is the model as it is. Default: that of
+            the run.
 
-    A hosted model that scores nothing generates one of the choices instead, with this temperature, where the method is
-    the default one: `get_meta_info(name)["choices_method"]` is then "generated", and there are no probabilities.
-    `max_tries` and `allow_best_effort` are for such models, and mean what they do in `gen`, as `adapter` does.
+    Returns:
+        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
 
     Raises:
         ParameterError: an unknown option, no choices or more than 1,024, a choice that is not a string of 1 to 16,384
             characters, duplicates, an unknown method, two methods, a temperature that is not 0 to 100, max_tries that
             are not 1 to 10, or max_tries and allow_best_effort with another method than the default one.
+
+    Examples:
+        >>> @ul.function
+        ... def judge(s, review):
+        ...     s += "Review: " + review + " Is it good?"
+        ...     s += ul.select("good", choices=[" yes", " no"])
+        >>> state = judge.run("I loved it.", backend=ul.Echo(scores={" yes": -0.1, " no": -2.3}))
+        >>> state["good"]
+        ' yes'
+        >>> state.get_meta_info("good")["choice_scores"]
+        {' yes': -0.1, ' no': -2.3}
+        >>> round(state.get_meta_info("good")["probabilities"][" yes"], 2)
+        0.9
     """
     if name is not None:
         name = checked_name(name)

@@ -39,10 +39,83 @@ ChoicesMethod = Literal[
     "exact",
 ]
 token_length_normalized: ChoicesMethod = "token_length_normalized"
+"""Compares choices of a `select` by the mean log-probability of their tokens. The default method.
+
+A choice of many tokens is not worse for it; one whose later tokens follow from its first ones is better.
+
+Examples:
+    >>> @ul.function
+    ... def capital(s, method):
+    ...     s += "India is ruled from" + ul.select("city", choices=[" Mumbai", " New Delhi"], method=method)
+    >>> india = ul.Echo(scores={" Mumbai": -1.0, " New Delhi": [-1.5, -0.1]})  # of each token
+    >>> state = capital.run(ul.token_length_normalized, backend=india)
+    >>> state["city"], state.get_meta_info("city")["choice_scores"]
+    (' New Delhi', {' Mumbai': -1.0, ' New Delhi': -0.8})
+"""
 greedy_token_selection: ChoicesMethod = "greedy_token_selection"
+"""Chooses a choice of a `select` token by token: those whose token is the most probable at a place are kept.
+
+A choice that has ended goes on with the mean of its tokens. Of those kept to the end the first is taken. A score is the
+number of places at which the choice was kept.
+
+Examples:
+    >>> @ul.function
+    ... def capital(s, method):
+    ...     s += "India is ruled from" + ul.select("city", choices=[" Mumbai", " New Delhi"], method=method)
+    >>> india = ul.Echo(scores={" Mumbai": -1.0, " New Delhi": [-1.5, -0.1]})  # of each token
+    >>> state = capital.run(ul.greedy_token_selection, backend=india)
+    >>> state["city"], state.get_meta_info("city")["choice_scores"]
+    (' Mumbai', {' Mumbai': 1.0, ' New Delhi': 0.0})
+"""
 unconditional_likelihood_normalized: ChoicesMethod = "unconditional_likelihood_normalized"
+"""Compares choices of a `select` by how much the prompt makes them more probable, as a mean over their tokens.
+
+From the log-probability of each token is subtracted what it is without the prompt. So a choice that is rare everywhere,
+and a little less rare here, beats one that is common everywhere. It computes the choices twice.
+
+Examples:
+    >>> @ul.function
+    ... def roman_name(s, method):
+    ...     s += "The Romans called it" + ul.select("name", choices=[" Paris", " Lutetia"], method=method)
+    >>> echo = ul.Echo(
+    ...     scores={" Paris": -1.0, " Lutetia": -2.0}, unconditional_scores={" Paris": -1.5, " Lutetia": -9.0}
+    ... )
+    >>> state = roman_name.run(ul.unconditional_likelihood_normalized, backend=echo)
+    >>> state["name"], state.get_meta_info("name")["choice_scores"]
+    (' Lutetia', {' Paris': 0.5, ' Lutetia': 7.0})
+"""
 overshoot: ChoicesMethod = "overshoot"
+"""Compares choices of a `select` by the probability that the text goes on with them, in their usual tokens.
+
+The last token may go past the end of the choice: "A" stands inside " An". A choice that another one begins with ("A",
+"A+") is chosen when the text goes on with it and not with the longer one. A score is the logarithm of the probability,
+of all of the choice, so that longer ones score less. It takes one forward pass. A `Runtime`, a server of umbel and an
+`Echo` with probabilities have it.
+
+Examples:
+    >>> @ul.function
+    ... def grade(s, essay, method):
+    ...     s += essay + " Grade: " + ul.select("grade", choices=["A", "B"], method=method)
+    >>> state = grade.run("Venice sinks.", ul.overshoot, backend=ul.Echo(probabilities={"A": 0.3, "B": 0.1}))
+    >>> state["grade"], round(state.get_meta_info("grade")["probabilities"]["A"], 2)  # among the choices
+    ('A', 0.75)
+"""
 exact: ChoicesMethod = "exact"
+"""Compares choices of a `select` by the probability that the text goes on with them, in whatever tokens spell them.
+
+As `overshoot`, with all the ways to spell a choice summed, within bounds: `get_meta_info(name)["mass"]` has those of
+the probability among all texts, `["bounds"]` those of the probability among the choices. It takes some dozens of short
+forward passes. A `Runtime`, a server of umbel and an `Echo` with probabilities have it.
+
+Examples:
+    >>> @ul.function
+    ... def grade(s, essay, method):
+    ...     s += essay + " Grade: " + ul.select("grade", choices=["A", "B"], method=method)
+    >>> echo = ul.Echo(probabilities={"A": (0.3, 0.31), "B": 0.1})
+    >>> state = grade.run("Venice sinks.", ul.exact, backend=echo)
+    >>> state["grade"], state.get_meta_info("grade")["mass"]["A"]
+    ('A', (0.3, 0.31))
+"""
 CHOICES_METHODS: tuple[ChoicesMethod, ...] = get_args(ChoicesMethod)
 
 MAX_NAME_LENGTH = 1024  # characters of the name of a variable
@@ -286,53 +359,203 @@ def _flatten(op: Op) -> tuple[Op, ...]:
 
 
 def image(source: Any) -> Image:  # Any: see Image.source
-    """An image at this place of the prompt: a path, the bytes of a file, or a PIL image.
+    """Puts an image into the prompt, at this place.
 
     A URL is refused, because a program that fetches whatever it is handed lets strangers look around in its network.
     `image(fetch_image(url, hosts=[...]))` takes it from hosts that are trusted.
+
+    Args:
+        source: the path of a file, its bytes, or a PIL image. Which formats are read depends on the backend:
+            docs/pictures.md lists them.
+
+    Returns:
+        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
+
+    Raises:
+        ParameterError: a URL, a path that is no file, more than 20 MiB, or another type; at the `s += ...`.
+
+    Examples:
+        >>> @ul.function
+        ... def look(s, picture):
+        ...     s += ul.user(ul.image(picture) + "What colour is this?")
+        ...     s += ul.assistant(ul.select("colour", choices=["red", "blue"]))
+        >>> red = b"the bytes of a picture"  # or "red.png"
+        >>> look.run(red, backend=ul.Echo(scores={"red": -0.1, "blue": -3.0}))["colour"]
+        'red'
     """
     refuse_operations(source, "the path of an image")
     return Image(source)
 
 
 def video(source: Any, num_frames: int) -> Video:
-    """`num_frames` frames, 1 to 1,024, of a clip at this place of the prompt. Backends take fewer of them."""
+    """Puts frames of a clip into the prompt, at this place: the first, the last, and others evenly between them.
+
+    Args:
+        source: the path of a file, or its bytes.
+        num_frames: how many frames, 1 to 1,024. Backends take fewer (docs/pictures.md), and refuse a clip that is
+            shorter.
+
+    Returns:
+        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
+
+    Raises:
+        ParameterError: num_frames that is no int from 1 to 1,024; at the `s += ...` a source as of `image`.
+
+    Examples:
+        >>> @ul.function
+        ... def watch(s, clip):
+        ...     s += ul.user(ul.video(clip, num_frames=8) + "What happens?")
+        ...     s += ul.assistant(ul.gen("story", max_tokens=48))
+        >>> clip = b"the bytes of a clip"  # or "door.mp4"
+        >>> watch.run(clip, backend=ul.Echo(["A door opens."]))["story"]
+        'A door opens.'
+    """
     refuse_operations(source, "the path of a video")
     return Video(source, checks.integer("video num_frames", num_frames, 1, MAX_FRAMES))
 
 
 def cache_point(ttl: float = CACHE_SECONDS) -> CachePoint:
-    """Keeps what the prompt says up to here, for prompts that begin the same: explicit caching.
+    """Keeps what the prompt says up to here, for prompts that begin the same: explicit caching. It changes no text.
 
-    `s += manual; s += cache_point(ttl=3600)` makes the `gen`s after it keep the tokens of the manual for an hour, also
-    for other runs with the same salt. Each use starts the hour anew. It changes no text. The last four points of a
-    prompt count, and at least 1,024 tokens have to lie before one. `state.cost.usage.cache_write_tokens` counts what
-    was stored, `cache_read_tokens` what was found stored. `Anthropic` puts a breakpoint there, and its provider chooses
-    the time. Backends that keep nothing on request ignore points, so programs run on all of them.
+    What lies before a point is kept after the first `gen` that follows it, and other runs with the same salt find it.
+    Each use starts the time anew. The last four points of a prompt count, and at least 1,024 tokens have to lie before
+    one. On a `Runtime`, `state.cost.usage.cache_write_tokens` counts what was stored, and `cache_read_tokens` what was
+    found stored. Anthropic and OpenAI keep it for the provider's own time (docs/hosted.md). Backends that keep nothing
+    on request ignore points, so programs run on all of them.
 
     Args:
-        ttl: seconds, up to a day.
+        ttl: seconds after the last use for which it is kept, up to 86,400, a day. Default: 300.
+
+    Returns:
+        An operation: `s += ...` appends it.
+
+    Raises:
+        ParameterError: a ttl of 0 or less, or of more than a day.
+
+    Examples:
+        >>> @ul.function
+        ... def ask(s, manual, question):
+        ...     s += ul.system(manual) + ul.cache_point(ttl=3600)  # for an hour
+        ...     s += ul.user(question)
+        ...     s += ul.assistant(ul.gen("answer"))
+        >>> manual = "All about umbels. " * 500
+        >>> echo = ul.Echo(["It is a flower.", "In summer."])
+        >>> ask.run(manual, "What is an umbel?", backend=echo)["answer"]
+        'It is a flower.'
+        >>> state = ask.run(manual, "When does it bloom?", backend=echo)
+        >>> state["answer"]
+        'In summer.'
+        >>> state.usage.prompt_tokens, state.usage.cached_tokens
+        (2039, 2021)
     """
     return CachePoint(checks.seconds("cache_point ttl", ttl, high=LONGEST_TTL))
 
 
 def system(content: object = None) -> Op:
-    """A system turn with this content."""
+    """Appends a turn of the system: instructions for the whole conversation.
+
+    The chat template of the model decides how it is written.
+
+    Args:
+        content: a text, an operation such as `gen(...)`, or a list of these. It has to be given: `system_begin()`
+            opens a turn without it.
+
+    Returns:
+        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
+
+    Raises:
+        ParameterError: no content, or one that cannot be appended.
+
+    Examples:
+        >>> @ul.function
+        ... def ask(s, question):
+        ...     s += ul.system("Answer in one word.")
+        ...     s += ul.user(question) + ul.assistant(ul.gen("answer"))
+        >>> state = ask.run("Capital of France?", backend=ul.Echo(["Paris"]))
+        >>> state.messages()[0]
+        {'role': 'system', 'content': 'Answer in one word.'}
+    """
     return _role("system", content)
 
 
 def user(content: object = None) -> Op:
-    """A user turn with this content."""
+    """Appends a turn of the user: what the model is to answer.
+
+    The chat template of the model decides how it is written.
+
+    Args:
+        content: a text, an operation such as `gen(...)`, or a list of these. It has to be given: `user_begin()`
+            opens a turn without it.
+
+    Returns:
+        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
+
+    Raises:
+        ParameterError: no content, or one that cannot be appended.
+
+    Examples:
+        >>> @ul.function
+        ... def ask(s, country):
+        ...     s += ul.user(f"Capital of {country}?") + ul.assistant(ul.gen("capital"))
+        ...     s += ul.user("And its river?") + ul.assistant(ul.gen("river"))
+        >>> state = ask.run("France", backend=ul.Echo(["Paris", "The Seine"]))
+        >>> [turn["content"] for turn in state.messages() if turn["role"] == "user"]
+        ['Capital of France?', 'And its river?']
+    """
     return _role("user", content)
 
 
 def assistant(content: object = None) -> Op:
-    """An assistant turn with this content, usually `gen(...)`."""
+    """Appends a turn of the assistant, usually `gen(...)`.
+
+    The chat template of the model decides how it is written. Text before the `gen` is the beginning of the answer,
+    which the model continues. A turn without a `gen` is an answer that the program gives, for instance as an example.
+
+    Args:
+        content: a text, an operation such as `gen(...)`, or a list of these. It has to be given: `assistant_begin()`
+            opens a turn without it.
+
+    Returns:
+        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
+
+    Raises:
+        ParameterError: no content, or one that cannot be appended.
+
+    Examples:
+        >>> @ul.function
+        ... def ask(s, country):
+        ...     s += ul.user("Capital of Italy?") + ul.assistant("It is Rome.")
+        ...     s += ul.user(f"Capital of {country}?") + ul.assistant("It is " + ul.gen("capital", stop="."))
+        >>> state = ask.run("France", backend=ul.Echo(["Paris."]))
+        >>> state["capital"], state.messages()[-1]
+        ('Paris', {'role': 'assistant', 'content': 'It is Paris'})
+    """
     return _role("assistant", content)
 
 
 def role(name: str, content: object) -> Op:
-    """A turn of any role the model's chat template knows, such as "tool" or "developer"."""
+    """Appends a turn of a role by its name: the roles without a function of their own are "developer" and "tool".
+
+    Args:
+        name: "system", "user", "assistant", "tool" or "developer". The chat template of the model decides how the turn
+            is written.
+        content: a text, an operation such as `gen(...)`, or a list of these.
+
+    Returns:
+        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
+
+    Raises:
+        ParameterError: an unknown role, no content, or one that cannot be appended.
+
+    Examples:
+        >>> @ul.function
+        ... def ask(s, question):
+        ...     s += ul.role("developer", "Answer in one word.")
+        ...     s += ul.user(question) + ul.assistant(ul.gen("answer"))
+        >>> state = ask.run("Capital of France?", backend=ul.Echo(["Paris"]))
+        >>> [turn["role"] for turn in state.messages()]
+        ['developer', 'user', 'assistant']
+    """
     return _role(name, content)
 
 
@@ -345,26 +568,136 @@ def _role(name: str, content: object) -> Op:
 
 
 def system_begin() -> Op:
+    """Opens a turn of the system, which the program fills with several `s += ...`; `system_end()` closes it.
+
+    `with s.system():` does both. No other turn can begin inside of it.
+
+    Returns:
+        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
+
+    Examples:
+        >>> @ul.function
+        ... def ask(s, rules, question):
+        ...     s += ul.system_begin() + "Rules:"
+        ...     for rule in rules:
+        ...         s += " " + rule
+        ...     s += ul.system_end()
+        ...     s += ul.user(question) + ul.assistant(ul.gen("answer"))
+        >>> state = ask.run(["Be short.", "Be kind."], "How am I?", backend=ul.Echo(["Well."]))
+        >>> state.messages()[0]
+        {'role': 'system', 'content': 'Rules: Be short. Be kind.'}
+    """
     return RoleBegin("system")
 
 
 def system_end() -> Op:
+    """Closes the turn that `system_begin()` has opened.
+
+    Where no turn of this role is open `s += ...` raises ProgramError.
+
+    Returns:
+        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
+
+    Examples:
+        >>> @ul.function
+        ... def ask(s, question, polite):
+        ...     s += ul.system_begin() + "Answer in one word"
+        ...     if polite:
+        ...         s += ", and be polite"
+        ...     s += "." + ul.system_end()
+        ...     s += ul.user(question) + ul.assistant(ul.gen("answer"))
+        >>> ask.run("How am I?", polite=True, backend=ul.Echo(["Well."])).messages()[0]["content"]
+        'Answer in one word, and be polite.'
+    """
     return RoleEnd("system")
 
 
 def user_begin() -> Op:
+    """Opens a turn of the user, which the program fills with several `s += ...`; `user_end()` closes it.
+
+    `with s.user():` does both. No other turn can begin inside of it.
+
+    Returns:
+        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
+
+    Examples:
+        >>> @ul.function
+        ... def total(s, prices):
+        ...     s += ul.user_begin() + "Add these prices:"
+        ...     for price in prices:
+        ...         s += f" {price}"
+        ...     s += ul.user_end()
+        ...     s += ul.assistant(ul.gen("sum", dtype=int))
+        >>> state = total.run([3, 4], backend=ul.Echo(["7"]))
+        >>> state.messages()[0]["content"], state.value("sum")
+        ('Add these prices: 3 4', 7)
+    """
     return RoleBegin("user")
 
 
 def user_end() -> Op:
+    """Closes the turn that `user_begin()` has opened.
+
+    Where no turn of this role is open `s += ...` raises ProgramError.
+
+    Returns:
+        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
+
+    Examples:
+        >>> @ul.function
+        ... def shorten(s, text):
+        ...     s += ul.user_begin() + "Say it in one word: " + text
+        ...     s += ul.user_end() + ul.assistant(ul.gen("word"))
+        >>> state = shorten.run("It rains, and it is cold.", backend=ul.Echo(["Autumn."]))
+        >>> state["word"], state.messages()[0]["content"]
+        ('Autumn.', 'Say it in one word: It rains, and it is cold.')
+    """
     return RoleEnd("user")
 
 
 def assistant_begin() -> Op:
+    """Opens a turn of the assistant, which the program fills with several `s += ...`; `assistant_end()` closes it.
+
+    `with s.assistant():` does both. No other turn can begin inside of it.
+
+    Returns:
+        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
+
+    Examples:
+        >>> @ul.function
+        ... def plan(s, trip):
+        ...     s += ul.user("Plan a trip to " + trip)
+        ...     s += ul.assistant_begin()
+        ...     for day in (1, 2):
+        ...         s += f"Day {day}: " + ul.gen(f"day_{day}", stop=".") + ". "
+        ...     s += ul.assistant_end()
+        >>> state = plan.run("Venice", backend=ul.Echo(["We sail.", "We rest."]))
+        >>> state["day_1"], state["day_2"]
+        ('We sail', 'We rest')
+    """
     return RoleBegin("assistant")
 
 
 def assistant_end() -> Op:
+    """Closes the turn that `assistant_begin()` has opened.
+
+    Where no turn of this role is open `s += ...` raises ProgramError.
+
+    Returns:
+        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
+
+    Examples:
+        >>> @ul.function
+        ... def check(s, sum):
+        ...     s += ul.user(sum + " Is it right?")
+        ...     s += ul.assistant_begin() + ul.select("right", choices=["Yes", "No"])
+        ...     if s["right"] == "No":  # the turn goes on
+        ...         s += ", it is " + ul.gen("result", dtype=int)
+        ...     s += ul.assistant_end()
+        >>> echo = ul.Echo(["4"], scores={"Yes": -2.0, "No": -0.1})
+        >>> check.run("2 + 2 = 5", backend=echo).messages()[-1]["content"]
+        'No, it is 4'
+    """
     return RoleEnd("assistant")
 
 
@@ -378,13 +711,33 @@ REASONING_TAGS: Mapping[str, tuple[str, str]] = {
 
 
 def separate_reasoning(content: object, model_type: str = "qwen3") -> Op:
-    """Split thinking off what `content` generates.
+    """Keeps the reasoning of a model apart from its answer.
 
-    `s += separate_reasoning(gen("answer"), model_type="qwen3")` sets `s["answer"]` to the answer alone
-    and `s["answer_reasoning_content"]` to the thinking; the running text keeps the answer only.
+    Each `gen` in `content` sets two variables: its own name has the answer alone, and the name with
+    "_reasoning_content" has the reasoning. The prompt goes on with the answer. A model of a provider that gives
+    reasoning in a field of its own needs no tags; there it is that field.
+
+    Args:
+        content: a `gen(...)`, or what holds one.
+        model_type: how the model marks its reasoning: "qwen3" or "deepseek-r1" (`<think>`), "kimi", or "gpt-oss".
+            Default: "qwen3".
+
+    Returns:
+        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
 
     Raises:
         ParameterError: an unknown model type, a content without a gen, or one whose reasoning is separated already.
+
+    Examples:
+        >>> @ul.function
+        ... def ask(s, question):
+        ...     s += ul.user(question)
+        ...     s += ul.assistant(ul.separate_reasoning(ul.gen("answer"), model_type="qwen3"))
+        >>> state = ask.run("7 * 6?", backend=ul.Echo(["<think>7 * 6 is 42.</think>42"]))
+        >>> state["answer"], state["answer_reasoning_content"]
+        ('42', '7 * 6 is 42.')
+        >>> state.messages()[-1]["content"]
+        '42'
     """
     tags = REASONING_TAGS[checks.one_of("model_type", model_type, REASONING_TAGS)]
     inner = expression(content)

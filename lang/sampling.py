@@ -33,37 +33,52 @@ _SENT = msgspec.Meta(max_length=1 << 16)  # entries that are read of a message a
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Parameters by which one `gen` chooses its tokens. Validated when it is made and when it is decoded from the wire.
+    """Holds the parameters by which one `gen` chooses its tokens, validated: what a backend gets.
+
+    Programs write them as options of `gen`, which says what each does. Token ids are 0 to 2,147,483,647; what the
+    vocabulary of a model does not have, its backend refuses. Numbers are ints and floats here; `gen` and the other
+    functions of the language take those of numpy as well.
 
     Attributes:
-        max_tokens: most tokens to generate, 0 to 1,048,576; 0 computes the prompt and generates nothing.
-        min_tokens: end-of-sequence and stops are ignored before this many tokens; at most max_tokens.
-        n: number of continuations of the one prompt, 1 to 128.
-        stop: strings that end the text; they are not part of it. At most 16, of 1 to 256 characters.
-        stop_token_ids: tokens that end the text, in addition to the model's own end-of-sequence tokens. At most 1,024.
-        adapter: computes prompt and text with this adapter of the runtime; "" is the model as it is.
-        stop_regex: regular expressions whose first match ends the text before it, wherever it stands. At most 16, of 1
-            to 1,024 characters.
-        temperature: 0 to 100; 0 takes the most likely token.
-        top_p: nucleus mass in (0, 1].
-        top_k: number of most likely tokens kept, 1 to 2,147,483,647; -1 keeps all.
-        min_p: least probability relative to the most likely token, in [0, 1].
-        frequency_penalty: subtracted once per earlier occurrence in the generated text, in [-2, 2].
-        presence_penalty: subtracted once if the token occurred in the generated text, in [-2, 2].
-        repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or text, in
-            [0.01, 100]; 1 changes nothing.
-        logit_bias: token id to a number added to its logit, in [-100, 100]. At most 300 entries.
-        seed: same seed, same text, whatever else runs in the batch, 0 to 2**63 - 1; None draws one.
-        ignore_eos: generate past end-of-sequence.
-        logprobs: return the log-probability of every generated token.
-        top_logprobs: return this many most likely alternatives as well, 0 to 20.
-        prompt_logprobs_from: also return log-probabilities of the prompt from this token index on, 0 or more.
-
-    Token ids are 0 to 2,147,483,647; what the vocabulary of a model does not have, its backend refuses. Numbers
-    are ints and floats here; `gen` and the other functions of the language take those of numpy as well.
+        max_tokens: most tokens to generate.
+        min_tokens: tokens before which nothing ends the text; at most max_tokens.
+        n: continuations of the one prompt.
+        stop: strings that end the text.
+        stop_token_ids: tokens that end the text.
+        temperature: 0 takes the most likely token.
+        top_p: probability of the tokens that are kept.
+        top_k: number of tokens that are kept; -1 keeps all.
+        min_p: least probability relative to the most likely token.
+        frequency_penalty: for each earlier occurrence in the generated text.
+        presence_penalty: for tokens that occurred in it.
+        repetition_penalty: for tokens of prompt and text.
+        logit_bias: token id to a number that is added to its logit.
+        seed: None draws one.
+        ignore_eos: goes on after end-of-sequence.
+        logprobs: `return_logprob` of `gen`: log-probabilities of generated tokens.
+        top_logprobs: `top_logprobs_num` of `gen`: so many most likely tokens at each place.
+        prompt_logprobs_from: `logprob_start_len` of `gen`: log-probabilities of the prompt from this token on; None:
+            none.
+        stop_regex: regular expressions that end the text.
+        adapter: of the runtime; "" is the model as it is.
 
     Raises:
         ParameterError: a value outside its range; the message says what to write.
+
+    Examples:
+        >>> @ul.function(temperature=0)
+        ... def ask(s, question):
+        ...     s += question + ul.gen("answer", max_tokens=8, stop=".")
+        >>> echo = ul.Echo(["Paris."])
+        >>> ask.run("Capital of France? ", backend=echo)["answer"]
+        'Paris'
+        >>> sampling = echo.requests[0].sampling  # a SamplingParams
+        >>> sampling.temperature, sampling.max_tokens, sampling.stop, sampling.greedy
+        (0, 8, ('.',), True)
+        >>> ul.SamplingParams(temperature=-1)
+        Traceback (most recent call last):
+            ...
+        umbel.lang.errors.ParameterError: temperature=-1 ...
     """
 
     max_tokens: int = 128
@@ -132,6 +147,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
 
     @property
     def greedy(self) -> bool:
+        """Whether the most likely token is taken: temperature 0."""
         return self.temperature == 0.0
 
 

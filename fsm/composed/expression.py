@@ -51,13 +51,28 @@ _RULES = itertools.count(1)  # names rules apart until `Expression.source` numbe
 
 
 class Expression(ConstraintExpression):
-    """A constraint built of parts. Made by `ul.regex`, `ul.json`, `ul.choice` and the other functions of this module.
+    """A constraint built of parts, for `gen(constraint=...)`, and to match texts without a backend.
+
+    Made by `ul.regex`, `ul.json`, `ul.choice` and their like, not by its constructor. Texts stand for themselves, `+`
+    puts one part after another, `|` admits either. An expression is never changed: methods return another one.
 
     Args:
         node: says which texts are admitted.
         rules: those that the nodes refer to, by name.
         results: name of each capture → how its text becomes an object.
         result: how the whole text becomes an object; None: it is the text.
+
+    Examples:
+        >>> count = ul.regex("[0-9]+").capture("count")
+        >>> order = count + " " + ul.choice(["apples", "pears"]).capture("fruit")
+        >>> @ul.function
+        ... def take(s):
+        ...     s += ul.user("What do you want?") + ul.assistant("I take " + ul.gen("order", constraint=order))
+        >>> state = take.run(backend=ul.Echo(["3 pears"]))
+        >>> state["order"], state["count"], state["fruit"]
+        ('3 pears', '3', 'pears')
+        >>> order.match("3 pears")["fruit"]
+        'pears'
     """
 
     __slots__ = ("_node", "_result", "_results", "_rules")
@@ -89,10 +104,20 @@ class Expression(ConstraintExpression):
         return _joined(Either, (other, self))
 
     def repeat(self, low: int = 0, high: int | None = None, *, separator: Expression | str = "") -> Expression:
-        """Admits it `low` to `high` times, one after the other. high: None is without end. separator: between two.
+        """Admits it several times, one after the other.
+
+        Args:
+            low: times at least, 0 to 1,048,576. Default: 0.
+            high: times at most, as large as that. Default: None, without end.
+            separator: a text or expression between two of them. Default: "", none.
 
         Raises:
-            ParameterError: counts that are none, beyond 2**20, or `high` below `low`.
+            ParameterError: counts that are none, beyond 1,048,576, or `high` below `low`.
+
+        Examples:
+            >>> numbers = ul.regex("[0-9]+").capture("number").repeat(1, 3, separator=", ")
+            >>> numbers.match("1, 2")["number"]
+            ['1', '2']
         """
         wanted = f"a count up to {nodes.MOST_TURNS}"
         least = checks.integer("repeat(): low", low, 0, nodes.MOST_TURNS, wanted)
@@ -115,6 +140,10 @@ class Expression(ConstraintExpression):
         """Gives the text of this part a name: `state[name]`, `match[name]`. Its object, where it is JSON of a type, is
         `value(name)`.
 
+        Args:
+            name: of the variable. It holds a list where the part may come several times, or several parts one after
+                another have the name.
+
         Raises:
             ParameterError: no name, or a capture inside has it already.
         """
@@ -130,6 +159,13 @@ class Expression(ConstraintExpression):
         A text that can be read in several ways is read as by `re`: from left to right, the first option that fits, as
         many turns of a repeat and as much of every other part as leave the rest of the text to the rest.
 
+        Args:
+            text: all of it has to fit.
+
+        Returns:
+            A match: `match[name]` is what a capture holds, `match.value(name)` its object, `match.captures` all of
+            them.
+
         Raises:
             ParameterError: `text` is none.
             ConstraintError: the expression itself is wrong, or the text can be read in too many ways.
@@ -140,7 +176,8 @@ class Expression(ConstraintExpression):
         return None if read is None else ExpressionMatch(text, read, self._typed())
 
     def demand(self) -> Demand:
-        """Returns the constraint; one regular expression, schema or choice becomes what `gen` has for it."""
+        """Returns the constraint as `gen` sends it. One regular expression, schema or choice becomes what `gen` has for
+        it."""
         inside, result = self._node, self._result or _TEXT
         while isinstance(inside, Captured):
             inside = inside.body
@@ -277,14 +314,37 @@ Given = Expression | str | re.Pattern[str]
 
 
 def literal(text: str) -> Expression:
-    """Admits exactly this text. Needed only where neither side of `+` or `|` is an expression."""
+    """Admits exactly this text. It is needed only where neither side of `+` or `|` is an expression.
+
+    Args:
+        text: up to 65,536 characters.
+
+    Examples:
+        >>> answer = ul.literal("yes") | "no"
+        >>> answer.match("no") is not None, answer.match("maybe") is not None
+        (True, False)
+    """
     return _expression(text, "literal()")
 
 
 def regex(pattern: str | re.Pattern[str]) -> Expression:
     """Admits what a regular expression of Python's `re` matches from end to end, as docs/constraints.md says.
 
-    Flags of a compiled pattern count. Groups capture nothing here, and what stands around the part is not looked at.
+    Groups capture nothing here, and what stands around the part is not looked at.
+
+    Args:
+        pattern: a text, or a compiled pattern, whose flags count.
+
+    Raises:
+        ParameterError: an empty text, a pattern of bytes, or neither text nor pattern. What else is wrong with it
+            `match` says, or reading the variable of the `gen`.
+
+    Examples:
+        >>> version = ul.regex("[0-9]+").capture("major") + "." + ul.regex("[0-9]+").capture("minor")
+        >>> version.match("3.14")["minor"]
+        '14'
+        >>> version.match("3.x") is None
+        True
     """
     return Expression(Pattern(pattern_text("regex", pattern)))
 
@@ -292,7 +352,26 @@ def regex(pattern: str | re.Pattern[str]) -> Expression:
 def json(schema: Any, *, whitespace: JsonWhitespace = "spaced", key_order: JsonKeyOrder = "declared") -> Expression:
     """Admits JSON of a type or schema, as `gen(json_schema=...)` takes it. Captured, it has an object of the type.
 
-    whitespace, key_order: as `json_whitespace` and `json_key_order` of `gen`.
+    Args:
+        schema: a Python type, a schema as a dict, or its JSON text.
+        whitespace: blanks: "spaced" writes `{"a": 1, "b": 2}`, "compact" `{"a":1,"b":2}`, "flexible" takes both and
+            more. Default: "spaced".
+        key_order: "declared" has the members of an object in the order of the schema, "any" in any order. Default:
+            "declared".
+
+    Raises:
+        ParameterError: None, a type without a JSON form, or another value of an option.
+        ConstraintError: a schema that is no JSON.
+
+    Examples:
+        >>> import dataclasses
+        >>> @dataclasses.dataclass
+        ... class Book:
+        ...     title: str
+        ...     year: int
+        >>> cited = "[" + ul.json(Book).capture("book") + "]"
+        >>> cited.match('[{"title": "Emma", "year": 1815}]').value("book")
+        Book(title='Emma', year=1815)
     """
     if schema is None:
         raise ParameterError("json(None); write a schema, or a type such as list[int]")
@@ -302,7 +381,19 @@ def json(schema: Any, *, whitespace: JsonWhitespace = "spaced", key_order: JsonK
 
 
 def choice(options: Iterable[Given]) -> Expression:
-    """Admits one of the options: texts or expressions. Where several fit, the first is read."""
+    """Admits one of the options. Where several fit, the first is read.
+
+    Args:
+        options: 1 to 1,024 texts or expressions.
+
+    Raises:
+        ParameterError: no list, an empty one, or what is neither text nor expression.
+
+    Examples:
+        >>> size = ul.choice(["small", "large", ul.regex("[0-9]+") + " cm"])
+        >>> [text for text in ("small", "30 cm", "30") if size.match(text)]
+        ['small', '30 cm']
+    """
     if isinstance(options, str | Mapping) or not isinstance(options, Iterable):
         raise ParameterError(f"choice({shown(options)}) needs a list of texts or expressions")
     members = checks.members("choice()", options, MAX_CHOICES, "a list of texts or expressions")
@@ -312,16 +403,38 @@ def choice(options: Iterable[Given]) -> Expression:
 
 
 def capture(name: str, part: Given) -> Expression:
-    """Gives the text of a part a name; `part.capture(name)` is the same."""
+    """Gives the text of a part a name: `state[name]`, `match[name]`. `part.capture(name)` is the same.
+
+    Args:
+        name: of the variable.
+        part: a text, a compiled pattern or an expression.
+
+    Raises:
+        ParameterError: no name, or a capture inside has it already.
+
+    Examples:
+        >>> answer = "Yes" + ul.capture("but", ul.regex(", but .*").optional())
+        >>> answer.match("Yes, but later")["but"]
+        ', but later'
+    """
     return _expression(part, "capture()").capture(name)
 
 
 def recursive(build: Callable[[Expression], Given]) -> Expression:
-    """Admits an expression that contains itself: `build` gets it, and returns it.
-
-        value = ul.recursive(lambda e: ul.regex("[0-9]+") | "(" + e + "+" + e + ")")
+    """Admits an expression that contains itself.
 
     Something has to come before it comes again (it may not begin with itself), and texts nest 64 deep at most.
+
+    Args:
+        build: a function that gets the expression, and returns it.
+
+    Raises:
+        ParameterError: build is no function, or returns no part of an expression.
+
+    Examples:
+        >>> total = ul.recursive(lambda e: ul.regex("[0-9]+") | "(" + e + "+" + e + ")")
+        >>> [text for text in ("7", "(1+(2+3))", "(1+2") if total.match(text)]
+        ['7', '(1+(2+3))']
     """
     if not callable(build):
         raise ParameterError(f"recursive({shown(build)}) takes a function: ul.recursive(lambda e: 'x' | '(' + e + ')')")
@@ -331,9 +444,24 @@ def recursive(build: Callable[[Expression], Given]) -> Expression:
 
 
 def substring(text: str, by: Literal["characters", "words", "lines"] = "characters") -> Expression:
-    """Admits what stands somewhere in `text`, at least one piece of it. by: what pieces it is cut between.
+    """Admits what stands somewhere in a text, at least one piece of it: a quotation that cannot be made up.
 
-    A word brings the blanks before it along, a line its end. Write .optional() to admit nothing as well.
+    A word brings the blanks before it along, a line its end. Write `.optional()` to admit nothing as well.
+
+    Args:
+        text: to quote from, up to 65,536 characters and 4,096 pieces.
+        by: the pieces that it is cut between: "characters", "words" or "lines". Default: "characters".
+
+    Raises:
+        ParameterError: another value of `by`, no text, or one that is too long.
+
+    Examples:
+        >>> essay = "Venice is sinking by two millimetres a year."
+        >>> quote = "It says:" + ul.substring(essay, by="words").capture("quote")
+        >>> quote.match("It says: sinking by two")["quote"]
+        ' sinking by two'
+        >>> quote.match("It says: sinking by three") is None
+        True
     """
     checks.one_of("by", by, tuple(_PIECES))
     given = checks.text("substring()", text, MOST_TEXT, "a text to quote from")
@@ -349,7 +477,19 @@ def substring(text: str, by: Literal["characters", "words", "lines"] = "characte
 
 
 def until(mark: str) -> Expression:
-    """Admits any text up to and with the first `mark`: `ul.until("</think>") + ul.json(Answer)`."""
+    """Admits any text up to the first mark, and the mark.
+
+    Args:
+        mark: 1 to 64 characters.
+
+    Raises:
+        ParameterError: no text, or one of another length.
+
+    Examples:
+        >>> answer = ul.until("</think>") + ul.choice(["yes", "no"]).capture("answer")
+        >>> answer.match("Is it? It is.</think>yes")["answer"]
+        'yes'
+    """
     known = _checked_mark(mark, "until()")
     return Expression(UpTo(known, (known,)))
 
@@ -362,17 +502,26 @@ def triggered(
     required: bool = False,
     once: bool = False,
 ) -> Expression:
-    """Admits free text in which every `trigger` is followed by a text of `body` and by `end`.
+    """Admits free text in which every trigger is followed by a text of `body` and by `end`.
 
-    After the end the text is free again, up to the next trigger. Several triggers are given as a dict of each to what
-    follows it.
+    After the end the text is free again, up to the next trigger.
 
     Args:
-        required: at least one trigger comes.
-        once: the text ends after the first body.
+        trigger: a text of 1 to 64 characters, or a dict of up to 16 to what follows each. Free text does not hold it.
+        body: a text or expression that follows the trigger; None where `trigger` is a dict.
+        end: what follows the body. Default: "", nothing.
+        required: at least one trigger comes. Default: False.
+        once: the text ends after the first body. Default: False.
 
     Raises:
         ParameterError: a trigger that another one contains, or no body.
+
+    Examples:
+        >>> call = ul.triggered("<tool>", ul.json({"type": "object"}).capture("call"), "</tool>")
+        >>> call.match('Let me see. <tool>{"q": "rain"}</tool> It rains.')["call"]
+        ['{"q": "rain"}']
+        >>> call.match("It rains.")["call"]
+        []
     """
     bodies = trigger if isinstance(trigger, Mapping) else {trigger: body}
     if isinstance(trigger, Mapping) and body is not None:

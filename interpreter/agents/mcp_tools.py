@@ -42,6 +42,13 @@ class McpTools:
         timeout: seconds for the start, and for each call.
         headers: of every request to a URL.
         auth: of requests to a URL, by the official client's HTTP library.
+
+    Examples:
+        >>> server = ul.mcp("https://mcp.example.com/mcp?key=s3cret", headers={"Authorization": "Bearer s3cret"})
+        >>> server  # has connected to nothing yet, and shows no key
+        mcp('https://mcp.example.com/mcp')
+        >>> isinstance(server, ul.McpTools)
+        True
     """
 
     def __init__(
@@ -202,7 +209,10 @@ def mcp(
     headers: Mapping[str, str] | None = None,
     auth: "httpx2.Auth | None" = None,
 ) -> McpTools:
-    """Connects to an MCP server: `with ul.mcp("uvx", "mcp-server-time") as tools:` (or `async with`).
+    """Gives programs the tools of an MCP server: `with ul.mcp("uvx", "mcp-server-time") as tools:` (or `async with`).
+
+    The block starts the program, or connects to the URL, and gives a list of tools for `s.call_tools`. Its end closes
+    the connection, and ends the program.
 
     Args:
         command: a program that speaks MCP by its input and output, or the URL of a server of streamable HTTP.
@@ -217,6 +227,15 @@ def mcp(
         MissingExtraError: the `mcp` package is not installed.
         ParameterError: a value of another type, arguments of a URL, or headers or auth of a program.
         ConnectionLostError: on entry, where the server does not start, or does not answer in time.
+
+    Examples:
+        >>> @ul.function
+        ... def ask(s, question, tools):
+        ...     s += ul.user(question)
+        ...     s.call_tools(tools, "answer")
+        >>> with ul.mcp("uvx", "mcp-server-time") as tools:  # doctest: +SKIP
+        ...     ask.run("What time is it in Oslo?", tools=tools)["answer"]
+        'It is 14:05 in Oslo.'
     """
     command = checks.text("mcp(): command", command, 4096, "a program or a URL, such as 'http://127.0.0.1:8000/mcp'")
     for each in arguments:

@@ -41,6 +41,18 @@ class ToolFunction(Generic[P, R]):
         function: of keyword arguments, or a coroutine function.
         definition: its name, description and parameters.
         arguments: turns JSON of the arguments into values; None: they are given as they are.
+
+    Examples:
+        >>> @ul.tool
+        ... def population(country: str) -> int:
+        ...     "Returns how many people live in a country."
+        ...     return {"Iceland": 383_726}[country]
+        >>> population("Iceland")
+        383726
+        >>> population.name, population.description
+        ('population', 'Returns how many people live in a country.')
+        >>> population.schema["properties"], population.schema["required"]
+        ({'country': {'type': 'string'}}, ['country'])
     """
 
     def __init__(self, function: Callable[P, R], definition: Tool, arguments: Typed | None = None) -> None:
@@ -53,10 +65,12 @@ class ToolFunction(Generic[P, R]):
 
     @property
     def name(self) -> str:
+        """The name by which the model calls it."""
         return self.definition.name
 
     @property
     def description(self) -> str:
+        """The text that tells the model what it does."""
         return self.definition.description
 
     @property
@@ -66,6 +80,7 @@ class ToolFunction(Generic[P, R]):
 
     @property
     def is_async(self) -> bool:
+        """Whether the function is a coroutine function, which a call has to await."""
         return inspect.iscoroutinefunction(self._function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -83,6 +98,9 @@ class ToolFunction(Generic[P, R]):
     def read(self, arguments: str) -> dict[str, Any]:  # Any: values of the parameters' types
         """Turns the JSON text of a call's arguments into keyword arguments.
 
+        Args:
+            arguments: a JSON object; "" is an empty one.
+
         Raises:
             ValueError: it is no JSON object, or a value is not of its parameter's type.
         """
@@ -97,7 +115,11 @@ class ToolFunction(Generic[P, R]):
         return cast(dict[str, Any], self._arguments.form.read(given, "$"))
 
     def spelled(self, **arguments: Any) -> str:  # Any: JSON values
-        """Returns the text of a call in umbel's own format, for scripts of `ul.Echo`."""
+        """Returns the text of a call in umbel's own format, for scripts of `ul.Echo`.
+
+        Args:
+            arguments: of the call, by name: JSON values.
+        """
         return FENCED.spell([ToolCall(self.name, json.dumps(arguments, ensure_ascii=False))])
 
 
@@ -114,7 +136,9 @@ def tool(
 def tool(
     function: Callable[P, R] | None = None, /, *, name: str | None = None, description: str | None = None
 ) -> ToolFunction[P, R] | Callable[[Callable[P, R]], ToolFunction[P, R]]:
-    """Makes a tool of a function: `@ul.tool`, `@ul.tool(name="search")` or `ul.tool(client.search)`.
+    """Makes a tool of a function, which a model may call in `s.call_tools`.
+
+    Written `@ul.tool`, `@ul.tool(name="search")` or `ul.tool(client.search)`.
 
     Args:
         function: sync or async. Each parameter has an annotation with a JSON form; a default makes it optional.
@@ -125,6 +149,24 @@ def tool(
     Raises:
         ParameterError: a parameter without annotation, `*args`, `**kwargs` or a positional-only one, a type without a
             JSON form, or a name with other characters than A-Z, a-z, 0-9, _ and -.
+
+    Examples:
+        >>> @ul.tool
+        ... def population(country: str) -> int:
+        ...     '''Returns how many people live in a country.
+        ...
+        ...     Args:
+        ...         country: its English name.
+        ...     '''
+        ...     return {"Iceland": 383_726}[country]
+        >>> @ul.function
+        ... def ask(s, question):
+        ...     s += ul.user(question)
+        ...     s.call_tools([population], "answer")
+        >>> echo = ul.Echo([population.spelled(country="Iceland"), "383,726 people."])
+        >>> state = ask.run("How many people live in Iceland?", backend=echo)
+        >>> state["answer"], [call.arguments for call in state["answer_calls"]]
+        ('383,726 people.', [{'country': 'Iceland'}])
     """
     if function is None:
         return lambda given: _made(given, name, description)
