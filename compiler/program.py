@@ -171,10 +171,11 @@ def function(
 
     Args:
         body: the function, which may be an `async def`.
-        name: of the program, in messages, journals and graphs. Default: that of the function.
-        num_api_spec_tokens: so many tokens more, wherever something may follow. Default: None, as 0.
+        name: of the program, in messages, journals and graphs; None: that of the function.
+        num_api_spec_tokens: tokens more than it needs, wherever something may follow; None: 0.
         speculate: "auto": as many as what follows needs, where that pays. What the program has queued after a `gen`
-            is looked at, and the chance that it fits is learned over all runs of the program. Default: None.
+            is looked at, and the chance that it fits is learned over all runs of the program. None: as many as
+            num_api_spec_tokens says.
         options: sampling options of `gen`, such as temperature and stop, for those calls of the program that say
             nothing else.
 

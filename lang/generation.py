@@ -87,9 +87,9 @@ def gen(
     `s[name]` waits for the text, `s.value(name)` gives the object where a type is asked for, and
     `s.get_meta_info(name)` describes the call.
 
-    An option that is None is left out. The sampling options, max_tokens to top_logprobs_num and adapter, come from
-    `run(...)` then, or else from `@ul.function(...)`, or else have the default that stands with each. A backend that
-    does not have an option raises CapabilityError; none is dropped.
+    None leaves an option out. The sampling options, max_tokens to top_logprobs_num and adapter, are then those of
+    `run(...)`, or else of `@ul.function(...)`, or else what stands with each. A backend that does not have an option
+    raises CapabilityError; none is dropped.
 
     At most one of `regex`, `json_schema`, `dtype`, `ebnf`, `grammar`, `constraint` and `choices` says what the text has
     to be (docs/constraints.md). Where the backend enforces it, as `Runtime` does, every token is chosen among those
@@ -105,48 +105,48 @@ def gen(
 
     Args:
         name: of the variable; None appends the text and stores it nowhere.
-        max_tokens: most tokens to generate, 0 to 1,048,576; 0 computes the prompt alone. Default: 128.
+        max_tokens: most tokens to generate, 0 to 1,048,576; 0 computes the prompt alone. None: 128.
         min_tokens: tokens before which neither end-of-sequence nor a stop ends the text; at most max_tokens.
-            Default: 0.
+            None: 0.
         n: continuations of the one prompt, 1 to 128. Above 1 the variable is a list, and the prompt goes on with the
-            first. Default: 1.
+            first. None: 1.
         stop: a string that ends the text, or a list of up to 16, of 1 to 256 characters each. It is no part of the
-            text. Default: none.
+            text. None: no stop.
         stop_token_ids: tokens that end the text, in addition to the end-of-sequence tokens of the model; at most
-            1,024. Default: none.
+            1,024. None: these alone.
         stop_regex: a regular expression whose first match ends the text before it, wherever that stands, or a list of
-            up to 16, of 1 to 1,024 characters each. Default: none.
+            up to 16, of 1 to 1,024 characters each. None: no stop.
         temperature: 0 to 100. 0 takes the most likely token; above 1 unlikely tokens come more often than the model
-            says, below 1 less often. Default: 1.
+            says, below 1 less often. None: 1.
         top_p: draws among the most likely tokens that together have this probability, above 0 and up to 1.
-            Default: 1, all of them.
-        top_k: draws among so many of the most likely tokens, 1 to 2,147,483,647. Default: -1, all of them.
-        min_p: leaves out tokens less probable than this share of the most likely one, 0 to 1. Default: 0, none.
+            None: 1, all of them.
+        top_k: draws among so many of the most likely tokens, 1 to 2,147,483,647. None: -1, all of them.
+        min_p: leaves out tokens less probable than this share of the most likely one, 0 to 1. None: 0.
         frequency_penalty: subtracted from the logit of a token once for each time that the generated text has it, -2
-            to 2. Default: 0.
-        presence_penalty: subtracted from the logit of a token that the generated text has, -2 to 2. Default: 0.
+            to 2. None: 0.
+        presence_penalty: subtracted from the logit of a token that the generated text has, -2 to 2. None: 0.
         repetition_penalty: divides positive and multiplies negative logits of tokens that prompt or text have, 0.01 to
-            100. Default: 1, which changes nothing.
+            100. None: 1, which changes nothing.
         logit_bias: dict of token ids to numbers, -100 to 100, that are added to their logits; at most 300 entries.
-            Default: none.
+            None: nothing.
         seed: 0 to 2**63 - 1. On a `Runtime` the same seed gives the same text, whatever else runs at the time; a
-            provider may promise less. Default: drawn for each call.
-        ignore_eos: True goes on after end-of-sequence, up to max_tokens or a stop. Default: False.
+            provider may promise less. None: drawn for each call.
+        ignore_eos: True goes on after end-of-sequence, up to max_tokens or a stop. None: False.
         return_logprob: True puts the log-probability of each generated token into
-            `get_meta_info(name)["output_token_logprobs"]`, as (log-probability, token id, text). Default: False.
-        logprob_start_len: puts those of the prompt into `["input_token_logprobs"]` as well, from the token of this
-            index on; the first token of a prompt has none. Default: -1, none of them.
+            `get_meta_info(name)["output_token_logprobs"]`, as (log-probability, token id, text). None: False.
+        logprob_start_len: puts the log-probabilities of the prompt's tokens into `["input_token_logprobs"]`, from the
+            token of this index on, 0 or more; the first token of a prompt has none. None: -1, without the prompt.
         top_logprobs_num: puts so many of the most likely tokens at each place into `["output_top_logprobs"]`, and for
-            a prompt into `["input_top_logprobs"]`, 0 to 20. Implies return_logprob. Default: 0.
-        return_text_in_logprobs: False leaves None in place of the texts of tokens. Default: True.
+            a prompt into `["input_top_logprobs"]`, 0 to 20. Implies return_logprob. None: 0.
+        return_text_in_logprobs: False leaves the texts of tokens out of these. None: True.
         adapter: one of `Runtime(adapters={...})`, which computes the prompt and the text; "" is the model as it is.
-            Default: "".
+            None: "".
         dtype: the text is a value of this type, and `s.value(name)` the value. int, float, bool (`True`, `False`),
             Literal and Enum are written plainly; a number ends at a blank or newline, which is no part of it. A str is
             written in double quotes, every other type as JSON. The names "int", "float", "bool" and "str" work, too.
         choices: the text is one of these, chosen as by `select`. Of the options only name, temperature,
             choices_method, max_tries, allow_best_effort and adapter go with it.
-        choices_method: how `choices` are compared, see `select`. Default: "token_length_normalized".
+        choices_method: how `choices` are compared, see `select`. None: "token_length_normalized".
         regex: the text matches this expression as a whole, as with `re.fullmatch`. A compiled pattern brings its flags
             along.
         json_schema: the text is JSON of this schema: a dict, its JSON text, or a Python type. `s.value(name)` is the
@@ -157,18 +157,18 @@ def gen(
         constraint: the text is one of an `Expression`, such as `ul.regex("[0-9]+") + " pears"`. What it captures become
             variables, too.
         json_whitespace: blanks of JSON: "spaced" writes `{"a": 1, "b": 2}`, "compact" `{"a":1,"b":2}`, "flexible" takes
-            both and more. Default: "spaced".
+            both and more. None: "spaced".
         json_key_order: "declared" has the members of an object in the order of the schema, "any" leaves it to the
-            model, and fewer of its tokens are known ahead. Default: "declared".
-        allow_unenforced: True looks at schema keywords that cannot be enforced when the text is there; False refuses
-            them. Default: False.
+            model, and fewer of its tokens are known ahead. None: "declared".
+        allow_unenforced: True checks schema keywords that cannot be enforced in the finished text, and "guarantee" is
+            "validated" or "violated" then; False refuses them. None: False.
         constraint_engine: enforces the constraint on a `Runtime`: "auto", "fsm", "llguidance", "outlines-core" or
-            "interegular". Default: that of the runtime, see `RuntimeOptions`.
+            "interegular". None: that of the runtime.
         token_healing: False keeps the last token of the prompt as it is; True lets the first token of a constrained
-            text begin inside of it, as the text would be tokenized as a whole. Default: True.
-        max_tries: calls for one text, 1 to 10, where it is validated or judged. Default: 3.
+            text begin inside of it, as the text would be tokenized as a whole. None: True.
+        max_tries: calls for one text, 1 to 10, where it is validated or judged. None: 3.
         allow_best_effort: True keeps the last text when no try satisfied the constraint; with False reading the
-            variable raises GuaranteeError. Default: False.
+            variable raises GuaranteeError. None: False.
         validate: a function that judges each text, called with the object, or the text where no type is asked for, in
             a thread. It refuses by returning False, or by raising ValueError or AssertionError, whose message the model
             is told when it is asked again. Another error is a fault of the function: reading the variable raises it.
@@ -300,7 +300,7 @@ def gen_int(name: str | None = None, max_tokens: int | None = None, **options: A
 
     Args:
         name: of the variable; None stores it nowhere.
-        max_tokens: most tokens to generate, as of `gen`. Default: 128.
+        max_tokens: most tokens to generate, as of `gen`. None: 128.
         options: the others of `gen`, apart from those that say what the text has to be.
 
     Raises:
@@ -324,7 +324,7 @@ def gen_string(name: str | None = None, max_tokens: int | None = None, **options
 
     Args:
         name: of the variable; None stores it nowhere.
-        max_tokens: most tokens to generate, as of `gen`. Default: 128.
+        max_tokens: most tokens to generate, as of `gen`. None: 128.
         options: the others of `gen`, apart from those that say what the text has to be.
 
     Raises:
@@ -372,13 +372,13 @@ def select(
         choices: the texts to choose from, 1 to 1,024 different ones of 1 to 16,384 characters.
         temperature: 0 takes the best choice. Above 0, up to 100, one is drawn, with the run's seed if it has one, in
             proportion to probability ** (1 / temperature). A hosted model that generates the choice gets it as its
-            temperature. Default: 0.
+            temperature.
         choices_method: SGLang's name of method.
-        method: how the choices are compared, one of those above. Default: "token_length_normalized".
-        max_tries: calls for one choice that a hosted model generates, 1 to 10. Default: 3.
+        method: how the choices are compared, one of those above. None: "token_length_normalized".
+        max_tries: calls for one choice that a hosted model generates, 1 to 10. None: 3.
         allow_best_effort: True keeps what a hosted model has said last when no try was one of the choices; with False
-            reading the variable raises GuaranteeError. Default: False.
-        adapter: one of `Runtime(adapters={...})`, which scores the choices; "" is the model as it is. Default: that of
+            reading the variable raises GuaranteeError. None: False.
+        adapter: one of `Runtime(adapters={...})`, which scores the choices; "" is the model as it is. None: that of
             the run.
 
     Returns:

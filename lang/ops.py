@@ -424,7 +424,7 @@ def cache_point(ttl: float = CACHE_SECONDS) -> CachePoint:
     on request ignore points, so programs run on all of them.
 
     Args:
-        ttl: seconds after the last use for which it is kept, up to 86,400, a day. Default: 300.
+        ttl: seconds after the last use for which it is kept, up to 86,400, a day.
 
     Returns:
         An operation: `s += ...` appends it.
@@ -720,7 +720,6 @@ def separate_reasoning(content: object, model_type: str = "qwen3") -> Op:
     Args:
         content: a `gen(...)`, or what holds one.
         model_type: how the model marks its reasoning: "qwen3" or "deepseek-r1" (`<think>`), "kimi", or "gpt-oss".
-            Default: "qwen3".
 
     Returns:
         An operation: `s += ...` appends it, and `+` joins it with texts and other operations.

@@ -107,12 +107,12 @@ class Expression(ConstraintExpression):
         """Admits it several times, one after the other.
 
         Args:
-            low: times at least, 0 to 1,048,576. Default: 0.
-            high: times at most, as large as that. Default: None, without end.
-            separator: a text or expression between two of them. Default: "", none.
+            low: times at least, 0 to 1,048,576.
+            high: times at most, as large as that; None: without end.
+            separator: a text or expression between two of them.
 
         Raises:
-            ParameterError: counts that are none, beyond 1,048,576, or `high` below `low`.
+            ParameterError: counts that are no ints, beyond 1,048,576, or `high` below `low`.
 
         Examples:
             >>> numbers = ul.regex("[0-9]+").capture("number").repeat(1, 3, separator=", ")
@@ -163,11 +163,10 @@ class Expression(ConstraintExpression):
             text: all of it has to fit.
 
         Returns:
-            A match: `match[name]` is what a capture holds, `match.value(name)` its object, `match.captures` all of
-            them.
+            A match, or None: `match[name]` is what a capture holds, `match.value(name)` its object.
 
         Raises:
-            ParameterError: `text` is none.
+            ParameterError: `text` is no str.
             ConstraintError: the expression itself is wrong, or the text can be read in too many ways.
         """
         if not isinstance(text, str):
@@ -355,9 +354,8 @@ def json(schema: Any, *, whitespace: JsonWhitespace = "spaced", key_order: JsonK
     Args:
         schema: a Python type, a schema as a dict, or its JSON text.
         whitespace: blanks: "spaced" writes `{"a": 1, "b": 2}`, "compact" `{"a":1,"b":2}`, "flexible" takes both and
-            more. Default: "spaced".
-        key_order: "declared" has the members of an object in the order of the schema, "any" in any order. Default:
-            "declared".
+            more.
+        key_order: "declared" has the members of an object in the order of the schema, "any" in any order.
 
     Raises:
         ParameterError: None, a type without a JSON form, or another value of an option.
@@ -450,7 +448,7 @@ def substring(text: str, by: Literal["characters", "words", "lines"] = "characte
 
     Args:
         text: to quote from, up to 65,536 characters and 4,096 pieces.
-        by: the pieces that it is cut between: "characters", "words" or "lines". Default: "characters".
+        by: the pieces that it is cut between: "characters", "words" or "lines".
 
     Raises:
         ParameterError: another value of `by`, no text, or one that is too long.
@@ -509,9 +507,9 @@ def triggered(
     Args:
         trigger: a text of 1 to 64 characters, or a dict of up to 16 to what follows each. Free text does not hold it.
         body: a text or expression that follows the trigger; None where `trigger` is a dict.
-        end: what follows the body. Default: "", nothing.
-        required: at least one trigger comes. Default: False.
-        once: the text ends after the first body. Default: False.
+        end: what follows the body; "" for nothing.
+        required: at least one trigger comes.
+        once: the text ends after the first body.
 
     Raises:
         ParameterError: a trigger that another one contains, or no body.
