@@ -46,7 +46,8 @@ A choice of many tokens is not worse for it; one whose later tokens follow from 
 Examples:
     >>> @ul.function
     ... def capital(s, method):
-    ...     s += "India is ruled from" + ul.select("city", choices=[" Mumbai", " New Delhi"], method=method)
+    ...     cities = [" Mumbai", " New Delhi"]
+    ...     s += "India is ruled from" + ul.select("city", cities, method=method)
     >>> india = ul.Echo(scores={" Mumbai": -1.0, " New Delhi": [-1.5, -0.1]})  # of each token
     >>> state = capital.run(ul.token_length_normalized, backend=india)
     >>> state["city"], state.get_meta_info("city")["choice_scores"]
@@ -61,7 +62,8 @@ number of places at which the choice was kept.
 Examples:
     >>> @ul.function
     ... def capital(s, method):
-    ...     s += "India is ruled from" + ul.select("city", choices=[" Mumbai", " New Delhi"], method=method)
+    ...     cities = [" Mumbai", " New Delhi"]
+    ...     s += "India is ruled from" + ul.select("city", cities, method=method)
     >>> india = ul.Echo(scores={" Mumbai": -1.0, " New Delhi": [-1.5, -0.1]})  # of each token
     >>> state = capital.run(ul.greedy_token_selection, backend=india)
     >>> state["city"], state.get_meta_info("city")["choice_scores"]
@@ -76,9 +78,11 @@ and a little less rare here, beats one that is common everywhere. It computes th
 Examples:
     >>> @ul.function
     ... def roman_name(s, method):
-    ...     s += "The Romans called it" + ul.select("name", choices=[" Paris", " Lutetia"], method=method)
+    ...     names = [" Paris", " Lutetia"]
+    ...     s += "The Romans called it" + ul.select("name", names, method=method)
     >>> echo = ul.Echo(
-    ...     scores={" Paris": -1.0, " Lutetia": -2.0}, unconditional_scores={" Paris": -1.5, " Lutetia": -9.0}
+    ...     scores={" Paris": -1.0, " Lutetia": -2.0},
+    ...     unconditional_scores={" Paris": -1.5, " Lutetia": -9.0},
     ... )
     >>> state = roman_name.run(ul.unconditional_likelihood_normalized, backend=echo)
     >>> state["name"], state.get_meta_info("name")["choice_scores"]
@@ -96,9 +100,12 @@ Examples:
     >>> @ul.function
     ... def grade(s, essay, method):
     ...     s += essay + " Grade: " + ul.select("grade", choices=["A", "B"], method=method)
-    >>> state = grade.run("Venice sinks.", ul.overshoot, backend=ul.Echo(probabilities={"A": 0.3, "B": 0.1}))
-    >>> state["grade"], round(state.get_meta_info("grade")["probabilities"]["A"], 2)  # among the choices
-    ('A', 0.75)
+    >>> echo = ul.Echo(probabilities={"A": 0.3, "B": 0.1})
+    >>> state = grade.run("Venice sinks.", ul.overshoot, backend=echo)
+    >>> state["grade"]
+    'A'
+    >>> round(state.get_meta_info("grade")["probabilities"]["A"], 2)  # among the choices
+    0.75
 """
 exact: ChoicesMethod = "exact"
 """Compares choices of a `select` by the probability that the text goes on with them, in whatever tokens spell them.
@@ -368,9 +375,6 @@ def image(source: Any) -> Image:  # Any: see Image.source
         source: the path of a file, its bytes, or a PIL image. Which formats are read depends on the backend:
             docs/pictures.md lists them.
 
-    Returns:
-        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
-
     Raises:
         ParameterError: a URL, a path that is no file, more than 20 MiB, or another type; at the `s += ...`.
 
@@ -394,9 +398,6 @@ def video(source: Any, num_frames: int) -> Video:
         source: the path of a file, or its bytes.
         num_frames: how many frames, 1 to 1,024. Backends take fewer (docs/pictures.md), and refuse a clip that is
             shorter.
-
-    Returns:
-        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
 
     Raises:
         ParameterError: num_frames that is no int from 1 to 1,024; at the `s += ...` a source as of `image`.
@@ -424,10 +425,8 @@ def cache_point(ttl: float = CACHE_SECONDS) -> CachePoint:
     on request ignore points, so programs run on all of them.
 
     Args:
-        ttl: seconds after the last use for which it is kept, up to 86,400, a day.
-
-    Returns:
-        An operation: `s += ...` appends it.
+        ttl: seconds after the last use for which it is kept, up to 86,400, a day;
+            CACHE_SECONDS is 300.
 
     Raises:
         ParameterError: a ttl of 0 or less, or of more than a day.
@@ -460,9 +459,6 @@ def system(content: object = None) -> Op:
         content: a text, an operation such as `gen(...)`, or a list of these. It has to be given: `system_begin()`
             opens a turn without it.
 
-    Returns:
-        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
-
     Raises:
         ParameterError: no content, or one that cannot be appended.
 
@@ -486,9 +482,6 @@ def user(content: object = None) -> Op:
     Args:
         content: a text, an operation such as `gen(...)`, or a list of these. It has to be given: `user_begin()`
             opens a turn without it.
-
-    Returns:
-        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
 
     Raises:
         ParameterError: no content, or one that cannot be appended.
@@ -515,9 +508,6 @@ def assistant(content: object = None) -> Op:
         content: a text, an operation such as `gen(...)`, or a list of these. It has to be given: `assistant_begin()`
             opens a turn without it.
 
-    Returns:
-        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
-
     Raises:
         ParameterError: no content, or one that cannot be appended.
 
@@ -525,7 +515,8 @@ def assistant(content: object = None) -> Op:
         >>> @ul.function
         ... def ask(s, country):
         ...     s += ul.user("Capital of Italy?") + ul.assistant("It is Rome.")
-        ...     s += ul.user(f"Capital of {country}?") + ul.assistant("It is " + ul.gen("capital", stop="."))
+        ...     s += ul.user(f"Capital of {country}?")
+        ...     s += ul.assistant("It is " + ul.gen("capital", stop="."))
         >>> state = ask.run("France", backend=ul.Echo(["Paris."]))
         >>> state["capital"], state.messages()[-1]
         ('Paris', {'role': 'assistant', 'content': 'It is Paris'})
@@ -540,9 +531,6 @@ def role(name: str, content: object) -> Op:
         name: "system", "user", "assistant", "tool" or "developer". The chat template of the model decides how the turn
             is written.
         content: a text, an operation such as `gen(...)`, or a list of these.
-
-    Returns:
-        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
 
     Raises:
         ParameterError: an unknown role, no content, or one that cannot be appended.
@@ -572,9 +560,6 @@ def system_begin() -> Op:
 
     `with s.system():` does both. No other turn can begin inside of it.
 
-    Returns:
-        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
-
     Examples:
         >>> @ul.function
         ... def ask(s, rules, question):
@@ -595,9 +580,6 @@ def system_end() -> Op:
 
     Where no turn of this role is open `s += ...` raises ProgramError.
 
-    Returns:
-        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
-
     Examples:
         >>> @ul.function
         ... def ask(s, question, polite):
@@ -616,9 +598,6 @@ def user_begin() -> Op:
     """Opens a turn of the user, which the program fills with several `s += ...`; `user_end()` closes it.
 
     `with s.user():` does both. No other turn can begin inside of it.
-
-    Returns:
-        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
 
     Examples:
         >>> @ul.function
@@ -640,9 +619,6 @@ def user_end() -> Op:
 
     Where no turn of this role is open `s += ...` raises ProgramError.
 
-    Returns:
-        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
-
     Examples:
         >>> @ul.function
         ... def shorten(s, text):
@@ -659,9 +635,6 @@ def assistant_begin() -> Op:
     """Opens a turn of the assistant, which the program fills with several `s += ...`; `assistant_end()` closes it.
 
     `with s.assistant():` does both. No other turn can begin inside of it.
-
-    Returns:
-        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
 
     Examples:
         >>> @ul.function
@@ -683,13 +656,10 @@ def assistant_end() -> Op:
 
     Where no turn of this role is open `s += ...` raises ProgramError.
 
-    Returns:
-        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
-
     Examples:
         >>> @ul.function
-        ... def check(s, sum):
-        ...     s += ul.user(sum + " Is it right?")
+        ... def check(s, equation):
+        ...     s += ul.user(equation + " Is it right?")
         ...     s += ul.assistant_begin() + ul.select("right", choices=["Yes", "No"])
         ...     if s["right"] == "No":  # the turn goes on
         ...         s += ", it is " + ul.gen("result", dtype=int)
@@ -720,9 +690,6 @@ def separate_reasoning(content: object, model_type: str = "qwen3") -> Op:
     Args:
         content: a `gen(...)`, or what holds one.
         model_type: how the model marks its reasoning: "qwen3" or "deepseek-r1" (`<think>`), "kimi", or "gpt-oss".
-
-    Returns:
-        An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
 
     Raises:
         ParameterError: an unknown model type, a content without a gen, or one whose reasoning is separated already.

@@ -67,7 +67,8 @@ class Expression(ConstraintExpression):
         >>> order = count + " " + ul.choice(["apples", "pears"]).capture("fruit")
         >>> @ul.function
         ... def take(s):
-        ...     s += ul.user("What do you want?") + ul.assistant("I take " + ul.gen("order", constraint=order))
+        ...     s += ul.user("What do you want?")
+        ...     s += ul.assistant("I take " + ul.gen("order", constraint=order))
         >>> state = take.run(backend=ul.Echo(["3 pears"]))
         >>> state["order"], state["count"], state["fruit"]
         ('3 pears', '3', 'pears')
@@ -339,7 +340,8 @@ def regex(pattern: str | re.Pattern[str]) -> Expression:
             `match` says, or reading the variable of the `gen`.
 
     Examples:
-        >>> version = ul.regex("[0-9]+").capture("major") + "." + ul.regex("[0-9]+").capture("minor")
+        >>> number = ul.regex("[0-9]+")
+        >>> version = number.capture("major") + "." + number.capture("minor")
         >>> version.match("3.14")["minor"]
         '14'
         >>> version.match("3.x") is None

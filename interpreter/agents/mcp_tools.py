@@ -44,7 +44,7 @@ class McpTools:
         auth: of requests to a URL, by the official client's HTTP library.
 
     Examples:
-        >>> server = ul.mcp("https://mcp.example.com/mcp?key=s3cret", headers={"Authorization": "Bearer s3cret"})
+        >>> server = ul.mcp("https://mcp.example.com/mcp?key=s3cret", headers={"X-Key": "s3cret"})
         >>> server  # has connected to nothing yet, and shows no key
         mcp('https://mcp.example.com/mcp')
         >>> isinstance(server, ul.McpTools)
@@ -221,7 +221,7 @@ def mcp(
         timeout: seconds for the start, and for each call of a tool.
         headers: of every request to a URL, such as {"Authorization": "Bearer ..."}. Their values are in no error, no
             repr and no result of a tool, so that journals have none of them.
-        auth: of requests to a URL: an `Auth` of httpx2, such as `mcp.client.auth.OAuthClientProvider`; None: none.
+        auth: of requests to a URL: an `Auth` of httpx2, such as `mcp.client.auth.OAuthClientProvider`; None: no auth.
 
     Raises:
         MissingExtraError: the `mcp` package is not installed.
