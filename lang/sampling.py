@@ -35,9 +35,9 @@ _SENT = msgspec.Meta(max_length=1 << 16)  # entries that are read of a message a
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Holds the parameters by which one `gen` chooses its tokens, validated: what a backend gets.
 
-    Programs write them as options of `gen`, which says what each does. Token ids are 0 to 2,147,483,647; what the
-    vocabulary of a model does not have, its backend refuses. Numbers are ints and floats here; `gen` and the other
-    functions of the language take those of numpy as well.
+    Programs write them as options of `gen`, which says what each does, its limits and its default. Token ids are 0 to
+    2,147,483,647; what the vocabulary of a model does not have, its backend refuses. Numbers are ints and floats here;
+    `gen` and the other functions of the language take those of numpy as well.
 
     Attributes:
         max_tokens: most tokens to generate.
