@@ -54,7 +54,7 @@ Examples:
     (' New Delhi', {' Mumbai': -1.0, ' New Delhi': -0.8})
 """
 greedy_token_selection: ChoicesMethod = "greedy_token_selection"
-"""Chooses a choice of a `select` token by token: those whose token is the most probable at a place are kept.
+"""Decides a `select` token by token: at each place the choices with the most probable token are kept.
 
 A choice that has ended goes on with the mean of its tokens. Of those kept to the end the first is taken. A score is the
 number of places at which the choice was kept.
