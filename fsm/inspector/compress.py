@@ -22,6 +22,7 @@ from ..errors import LimitExceeded
 from ..language import Ranges
 
 _SHORTEST_FOLD = 4  # states in a row; fewer are drawn as they are
+_ROUND = 8  # edges from a state to the one that repeats it
 _LEADS = ((0xC2, 0xDF, 1), (0xE0, 0xEF, 2), (0xF0, 0xF4, 3))  # first bytes, and how many bytes of the character follow
 
 
@@ -234,12 +235,16 @@ def folded(graph: Graph) -> Graph:
     leaving: dict[int, list[Edge]] = {state: [] for state in graph.states}
     for edge in graph.edges:
         leaving[edge.source].append(edge)
-    arriving = Counter(edge.target for edge in graph.edges)
+    order = {state: place for place, state in enumerate(graph.states)}
     first: dict[int, int] = {state: state for state in graph.states}
+    arriving = Counter(edge.target for edge in graph.edges)
     for state in graph.states:  # in the order in which they were found: a state comes before the one that repeats it
         for edge in leaving[state]:
-            if arriving[edge.target] == 1 and _repeats(graph, leaving, edge):
+            if arriving[edge.target] == 1 and _counts(graph, leaving, edge):
                 first[edge.target] = first[state]
+        for later in _after(leaving, state):
+            if first[later] == later and order[later] > order[state] and _repeats(graph, leaving, later, state):
+                first[later] = first[state]
     sizes = Counter(first.values())
     first = {state: root if sizes[root] >= _SHORTEST_FOLD else state for state, root in first.items()}
     edges = dict.fromkeys(Edge(first[edge.source], first[edge.target], edge.first, edge.then) for edge in graph.edges)
@@ -248,7 +253,31 @@ def folded(graph: Graph) -> Graph:
     return Graph(graph.start, states, accepting, tuple(edges), graph.open_states.intersection(states))
 
 
-def _repeats(graph: Graph, leaving: dict[int, list[Edge]], edge: Edge) -> bool:
+def _after(leaving: dict[int, list[Edge]], state: int) -> list[int]:
+    """Returns the states that a few edges lead to: as many as an escape of JSON has, and the character after it."""
+    found = {state: None}
+    level = [state]
+    for _ in range(_ROUND):
+        level = [edge.target for each in level for edge in leaving[each] if edge.target not in found]
+        found.update(dict.fromkeys(level))
+    return list(found)[1:]
+
+
+def _repeats(graph: Graph, leaving: dict[int, list[Edge]], later: int, earlier: int, depth: int = 3) -> bool:
+    """Tells whether `later` goes on as `earlier` does for `depth` edges; at the end of a count it may have fewer."""
+    if any((later in states) != (earlier in states) for states in (graph.accepting, graph.open_states)):
+        return False
+    if depth == 0:
+        return True
+    targets = {(edge.first, edge.then): edge.target for edge in leaving[earlier]}
+    return all(
+        (edge.first, edge.then) in targets
+        and _repeats(graph, leaving, edge.target, targets[edge.first, edge.then], depth - 1)
+        for edge in leaving[later]
+    ) and (bool(leaving[later]) or not leaving[earlier])
+
+
+def _counts(graph: Graph, leaving: dict[int, list[Edge]], edge: Edge) -> bool:
     """Tells whether the edge's target goes on as its source does, but for where this edge and its like lead."""
     source, target = edge.source, edge.target
     alike = all((source in states) == (target in states) for states in (graph.accepting, graph.open_states))
