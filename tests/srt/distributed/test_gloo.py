@@ -53,7 +53,8 @@ def truth() -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("graphs", "overlap"), [(False, True), (True, True), pytest.param(True, False, marks=pytest.mark.nightly)]
+    ("graphs", "overlap"),
+    [(True, True), *(pytest.param(*ways, marks=pytest.mark.nightly) for ways in ((True, False), (False, True)))],
 )
 def test_two_processes_give_the_tokens_of_one_with_graphs_and_without(
     tmp_path: Path, truth: list[list[int]], graphs: bool, overlap: bool
