@@ -90,15 +90,40 @@ class Parameter:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A traced program.
+    """Holds the operations of a traced program, with their order and dependencies; made by `program.trace()`.
+
+    A *stream* is the program's own text, or that of one branch. Notebooks show the picture of a graph.
 
     Attributes:
         name: of the program.
         parameters: in the order of the function's signature, without static and bound ones.
         nodes: inputs before what takes them; otherwise in the order of the program.
         ends: the last node of every stream; the first is the program's own.
-        variables: of the program's own stream at its end: name → value node, in order of first use.
+        variables: of the program's own stream at its end: pairs of a name and its value node, in order of first use.
         result: value node of what the function returned.
+
+    Examples:
+        >>> @ul.function
+        ... def tips(s, topic):
+        ...     s += topic
+        ...     with s.fork(2) as forks:
+        ...         forks += ul.gen("tip", max_tokens=8)
+        >>> graph = tips.trace()
+        >>> graph.parents(2)  # stream 2 is branch 1 of stream 0
+        (0, 1)
+        >>> print(graph.text())
+        tips(topic)
+          ...
+        stream 0: tips
+           1  Begin tips
+           2  Argument topic                line 3
+           3  Fork 2 -> streams 1, 2        line 4
+           8  Join gather_variable <- 6, 7  line 4
+        ...
+        stream 2: branch 1 of 2, forked off stream 0 at 3
+           5  GetForkItem 1 <- 3            line 4
+           7  Gen tip max_tokens=8          line 5
+        ...
     """
 
     name: str
@@ -161,7 +186,11 @@ class Graph:
         return int(_function("memory", "peak_tokens")(self, checked(backend), given, asked))
 
     def parents(self, number: int) -> tuple[int, int] | None:
-        """Returns the stream that a branch was forked off, and the branch's index; None for a stream of its own."""
+        """Returns the stream that a branch was forked off, and the branch's index; None for a stream of its own.
+
+        Args:
+            number: of the branch's stream, in `streams`.
+        """
         first = self.streams[checks.integer("number", number, 0, len(self.streams) - 1)][0]
         if not isinstance(first.op, GetForkItem):
             return None
@@ -179,11 +208,11 @@ class Graph:
         return str(_function("views.listing", "text")(self))
 
     def dot(self) -> str:
-        """Returns the graph for Graphviz."""
+        """Returns the graph in the language of Graphviz."""
         return str(_function("views.listing", "dot")(self))
 
     def svg(self) -> str:
-        """Returns a picture: streams side by side, time downwards."""
+        """Returns a picture as SVG: streams side by side, time downwards."""
         return str(_function("views.drawing", "svg")(self))
 
     def _repr_svg_(self) -> str:
@@ -194,6 +223,9 @@ class Graph:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a file of the graph, all of it or nothing; `umbel.load(path)` gives a program that runs it.
+
+        Args:
+            path: of the file, such as "tips.umbel.json".
 
         Raises:
             GraphError: the graph holds what no file can: objects and result types of classes of yours.

@@ -25,11 +25,29 @@ if TYPE_CHECKING:
 
 
 class Program(RunnableProgram):
-    """A function of the language. Made by `@function`; immutable.
+    """Runs a function of the language: once, over many inputs, or as a graph. Made by `@ul.function`; immutable.
+
+    Called with a state first, as in `capital(s, "France")`, it runs inside another program, and returns what its
+    function returns; else a call is a `run`.
 
     Args:
         body: the user's function with its name and options.
         bound: arguments fixed by `bind`.
+
+    Examples:
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += f"The capital of {country} is" + ul.gen("city", max_tokens=4)
+        >>> model = ul.Echo({"France": " Paris", "Italy": " Rome"})
+        >>> capital.run("France", backend=model)["city"]
+        ' Paris'
+        >>> states = capital.run_batch([{"country": "Italy"}, {"country": "France"}], backend=model)
+        >>> [state["city"] for state in states]
+        [' Rome', ' Paris']
+        >>> capital.bind(country="Italy").run(backend=model).text()
+        'The capital of Italy is Rome'
+        >>> capital.estimate("France", backend=model).calls
+        1
     """
 
     def trace(self, *, static_args: Mapping[str, Any] | None = None) -> "Graph":
@@ -42,6 +60,9 @@ class Program(RunnableProgram):
         and stripping them is recorded. What looks at them (`if s["x"] == "yes"`, `for _ in range(n)`) cannot be, and
         raises TraceError with the line. Side effects of the function (it prints, it reads the time) happen once, now,
         and never in a run of the graph: a `TraceWarning` names the lines.
+
+        Args:
+            static_args: arguments by name that are fixed, such as numbers that the program forks by.
 
         Raises:
             TraceError: the program does what no graph can say.
@@ -64,8 +85,8 @@ class Program(RunnableProgram):
         independent: Iterable[str] | None = None,
         server: Literal["auto"] | bool = "auto",
     ) -> "CompiledProgram":
-        """Compiles the program: returns its graph, made ready to run: the same variables, without running the function
-        again.
+        """Compiles the program: returns its graph, made ready to run. A run of it has the same variables, and does not
+        run the function again.
 
             compiled = ask.compile()
             state = compiled.run("Why?", backend=model)

@@ -152,11 +152,32 @@ def _with_inputs(node: Node) -> Iterator[Node]:
 
 
 class Cached:
-    """A head pinned in a backend by `cache`. A context manager: leaving the block releases it.
+    """Keeps the common prefix of a program's runs in a backend's cache; made by `program.cache()`.
+
+    A context manager: leaving the block releases the prefix.
+
+    Args:
+        backend: that keeps it.
+        pinned: the backend's name for it; "" for none.
+        parts: of the prefix.
+        tokens: of the prefix.
 
     Attributes:
-        parts: of the head, as prompts have them.
-        tokens: of the head; 0 when there was nothing worth keeping.
+        parts: of the prefix, as prompts have them.
+        tokens: number of tokens of the prefix; 0 when there was nothing worth keeping.
+
+    Examples:
+        >>> @ul.function
+        ... def classify(s, rules, text):
+        ...     s += ul.system(rules) + ul.user(text) + ul.assistant(ul.select("label", choices=["spam", "mail"]))
+        >>> rules = "Spam sells something, asks for money, or hides its sender. Mail is all else that a person may want."
+        >>> with classify.bind(rules=rules).cache(ttl=3600) as cached:
+        ...     print(cached)
+        ...     state = classify.run(rules, "Buy now!")
+        ...     state.sync()
+        <cached head of 43 tokens>
+        >>> state.usage.cached_tokens
+        43
     """
 
     def __init__(self, backend: Backend, pinned: str, parts: tuple[Part, ...], tokens: int) -> None:
@@ -167,11 +188,11 @@ class Cached:
 
     @property
     def text(self) -> str:
-        """The head's text."""
+        """Text of the prefix."""
         return "".join(getattr(part, "text", f"<{getattr(part, 'kind', '')}>") for part in self.parts)
 
     def release(self) -> None:
-        """Releases the head, which may be evicted from now on. Again is allowed."""
+        """Releases the prefix, which may be evicted from now on. A second call does nothing."""
         pinned, self._pinned = self._pinned, ""
         if pinned and isinstance(self._backend, Pinning):
             loop.streams.call(self._backend.release, pinned)

@@ -60,7 +60,29 @@ class Order(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed program of a batch: its index, arguments, error, and state up to then."""
+    """Describes a failed program of a batch that was run with `on_error="return"`: it stands in the place of its state.
+
+    Attributes:
+        index: number of the program in the batch, from 0.
+        arguments: as they were given.
+        error: that ended the program.
+        state: the state up to then.
+
+    Examples:
+        >>> @ul.function
+        ... def review(s, text):
+        ...     if not text:
+        ...         raise ValueError("an empty text")
+        ...     s += text + ul.gen("review", max_tokens=8)
+        >>> texts = [{"text": "A book."}, {"text": ""}]
+        >>> results = review.run_batch(texts, on_error="return", backend=ul.Echo([" Good."]))
+        >>> for result in results:
+        ...     print(repr(result.error) if isinstance(result, ul.Failure) else result["review"])
+         Good.
+        ValueError('an empty text')
+        >>> results[1].index, results[1].arguments
+        (1, {'text': ''})
+    """
 
     index: int
     arguments: Item

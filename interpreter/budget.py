@@ -78,7 +78,7 @@ _PRICE = "dollars per million tokens, such as umbel.Price(0.15, 0.6)"
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Dollars per million tokens.
+    """Holds the price of a model, in dollars per million tokens: a value of the table `umbel.prices`.
 
     Args:
         input: of prompt tokens.
@@ -89,6 +89,12 @@ class Price:
 
     Raises:
         ParameterError: not a number from 0 to a billion.
+
+    Examples:
+        >>> price = ul.Price(input=0.15, output=0.6, cached_input=0.075)
+        >>> usage = ul.Usage(prompt_tokens=2_000_000, cached_tokens=1_000_000, completion_tokens=100_000)
+        >>> round(price.dollars(usage), 3)  # 1 million at 0.15, 1 million at 0.075, 0.1 million at 0.6
+        0.285
     """
 
     input: float
@@ -105,7 +111,11 @@ class Price:
             object.__setattr__(self, name, checks.number(f"Price: {name}", value, 0, MOST_PRICE, _PRICE))
 
     def dollars(self, usage: Usage) -> float:
-        """Returns the price of these tokens, in dollars."""
+        """Returns the price of tokens, in dollars.
+
+        Args:
+            usage: the tokens.
+        """
         cached = self.input if self.cached_input is None else self.cached_input
         stored = self.input if self.cache_write is None else self.cache_write
         long = stored if self.long_cache_write is None else self.long_cache_write
@@ -121,7 +131,7 @@ class Price:
 
     @property
     def dearest_input(self) -> float:
-        """The highest price of a prompt token, stored or not."""
+        """The highest price of prompt tokens, stored or not, in dollars per million."""
         return max(self.input, self.cache_write or 0.0, self.long_cache_write or 0.0)
 
 
@@ -129,14 +139,39 @@ FREE = Price(0.0, 0.0)
 
 
 class PriceTable(MutableMapping[str, Price]):
-    """Names of models → prices. `find` also knows dated versions of a name."""
+    """Maps names of models to prices: the class of `umbel.prices`, which budgets and costs in dollars go by.
+
+    It is a dict that is edited: `ul.prices["my-model"] = ul.Price(0.1, 0.4)`. It begins with the list prices of some
+    hosted models, of the day that `umbel.interpreter.budget.DATE` says: standard requests, without discounts for
+    batches. A model that is not in it has no price: its cost in dollars is None, and a budget in dollars refuses it.
+
+    Args:
+        prices: that it begins with, by name; None: none.
+
+    Examples:
+        >>> ul.prices["my-model"] = ul.Price(0.1, 0.4)
+        >>> ul.prices["my-model"].output
+        0.4
+        >>> ul.prices.find("my-model-2026-01-31")  # a dated version
+        Price(input=0.1, output=0.4, cached_input=None, cache_write=None, long_cache_write=None)
+        >>> del ul.prices["my-model"]
+        >>> print(ul.prices.find("my-model"))
+        None
+    """
 
     def __init__(self, prices: Mapping[str, Price] | None = None) -> None:
         self._prices = dict(prices or {})
 
     def find(self, model: str) -> Price | None:
         """Returns the price under exactly this name, else under the longest name that it is a dated version of
-        ("gpt-4o" for "gpt-4o-2024-08-06"), else None. A model without a name runs here and costs nothing."""
+        ("gpt-4o" for "gpt-4o-2024-08-06"), else None. A model without a name runs here and costs nothing.
+
+        Args:
+            model: its name; "" for one that runs here.
+
+        Raises:
+            ParameterError: what is no text.
+        """
         if not isinstance(model, str):
             raise ParameterError(f"prices.find({shown(model)}): model: write the name of one, such as 'my-model'")
         model = checks.plain(model)
@@ -264,23 +299,41 @@ MOST_DOLLARS = 1e12
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of one run, or of one batch. They include branches, speculation and repeated requests; a program that the
-    body starts with `.run(...)` is a run of its own.
+    """Limits the cost of one run, or of one batch: no call begins that could exceed a limit; BudgetError is raised.
 
-    Args:
-        tokens: of prompts and of what is generated, cached or not.
-        calls: of the backend.
-        dollars: by `umbel.prices`.
-        seconds: from the beginning of the run. Like `timeout`, but ends in BudgetError.
+    Limits include branches, speculation and repeated requests; a program that the body starts with `.run(...)` is a run
+    of its own. Each is None, no limit, unless it is given.
 
     What a call can cost is known only within bounds: its prompt counts with `Backend.tokens_at_most`, which for hosted
     models may be as much as its bytes, and its answer with `max_tokens`. So programs get further with a `max_tokens`
     that is near what they need. A call that failed, or was left, before its first piece of text is not charged; one
     left later is charged its prompt and the pieces that came.
 
+    Args:
+        tokens: number of tokens of prompts and of what is generated, cached or not.
+        calls: number of calls of the backend.
+        dollars: by `umbel.prices`.
+        seconds: from the beginning of the run. Like `timeout`, but ends in BudgetError.
+
     Raises:
         ParameterError: no limit at all, or one that is not above 0 and up to 10**15 tokens or calls, 10**12 dollars,
             10**9 seconds.
+
+    Examples:
+        >>> @ul.function
+        ... def tell(s, topic):
+        ...     s += topic
+        ...     for part in ("beginning", "end"):
+        ...         s += ul.gen(part, max_tokens=8)
+        ...         print(s[part])
+        >>> try:
+        ...     tell.run("A tale:", budget=ul.Budget(calls=1), backend=ul.Echo([" Once.", " So it was."]))
+        ... except ul.BudgetError as error:
+        ...     print(error)
+        ...     print(error.state.usage.calls)
+         Once.
+        1 calls have been made, and one more does not fit Budget(calls=1); raise calls to 2
+        1
     """
 
     tokens: int | None = None

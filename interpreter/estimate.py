@@ -43,15 +43,26 @@ _TOKEN = " x"  # what the model is made to say
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The most that a run may cost, if it asks what it asked of made-up answers.
+    """Tells the most that a run may cost, if it asks what it asked of made-up answers; see `Program.estimate`.
 
     Attributes:
-        calls: requests to the backend.
+        calls: number of requests to the backend.
         prompt_tokens: of them, by the backend's own bound; none of them taken from a cache. Answers that are read again
             count as the tokens that they were. A budget has less to go by where only the model's provider has the
             tokenizer: there it counts their bytes, so it may need more room than this.
         completion_tokens: as many as `max_tokens` allows.
         dollars: by `umbel.prices`; 0 for a model that runs here, None for one without a price.
+
+    Examples:
+        >>> @ul.function
+        ... def advise(s, topic):
+        ...     s += topic
+        ...     with s.fork(3) as tips:
+        ...         tips += ul.gen("tip", max_tokens=16)
+        >>> advise.estimate("Sleep well.")
+        Estimate(calls=3, prompt_tokens=9, completion_tokens=48, dollars=0.0)
+        >>> round(ul.Price(2.5, 10).dollars(ul.Usage(prompt_tokens=9, completion_tokens=48)), 6)
+        0.000503
     """
 
     calls: int

@@ -47,11 +47,12 @@ class Program:
 
     @property
     def name(self) -> str:
+        """Name of the program: that of its function, or the `name` that `@function` was given."""
         return self._body.name
 
     @property
     def body(self) -> Body:
-        """The user's function with its name and options."""
+        """The function with its name and options, as runs take it; of interest to other parts of umbel."""
         return self._body
 
     @property
@@ -66,6 +67,7 @@ class Program:
 
     @property
     def is_async(self) -> bool:
+        """Whether the function is an `async def`."""
         return self._body.is_async
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:
@@ -77,6 +79,9 @@ class Program:
     def bind(self, **arguments: Any) -> Self:
         """Returns the program with these arguments fixed. Positional arguments of a call fill the others; a call may
         override a bound one by keyword.
+
+        Args:
+            arguments: by the names of the program's parameters.
 
         Raises:
             ParameterError: the program has no such parameter.
@@ -104,29 +109,36 @@ class Program:
         return self.run(*arguments, **keywords)
 
     def run(self, *arguments: Any, **keywords: Any) -> State:
-        """Runs the program. Apart from its own parameters it takes sampling defaults and
-
-            backend    to run on, instead of the default one
-            stream     True: return at once, and read while the body runs
-            timeout    seconds for all of the run; every wait ends by then
-            budget     an umbel.Budget: tokens, calls, dollars or seconds that no call goes beyond
-            verbose    True: print the text while it runs
-            journal    path of a file: calls that it has are read from it, others are made and kept there, so that a
-                       run that was killed goes on where it was (docs/journal.md)
-            num_api_spec_tokens, speculate    as of `function`, for this run; num_api_spec_tokens=0 for none
-            salt       a namespace of the prefix cache for these requests alone
-            priority   of the requests; higher runs earlier
-            record     False: keep no record of the run, which `state.show()` needs
-            sampling   a dict for any of all these whose name the program uses itself
+        """Runs the program, and returns its state.
 
         Returns when the body has returned; what it appended last may still be running. Reading waits for it. With a
         journal it returns when all calls have ended, and the file is closed.
+
+        Args:
+            arguments: of the program's own parameters, by position.
+            keywords: of the program's own parameters, by name; the options below; and sampling parameters of `gen`,
+                such as temperature and max_tokens, which are defaults for the calls of this run.
+
+        Keyword Args:
+            backend: to run on; default: that of `set_default_backend`.
+            stream: True returns at once, to read while the body runs; default: False.
+            timeout: seconds for all of the run: every wait ends by then; default: None, no limit.
+            budget: an umbel.Budget: tokens, calls, dollars or seconds that no call goes beyond; default: None.
+            verbose: True prints the text while it runs; default: False.
+            journal: path of a file: calls that it has are read from it, others are made and kept there, so that a run
+                that was killed goes on where it was (docs/journal.md); default: None.
+            num_api_spec_tokens: as of `function`, for this run; 0 for none.
+            speculate: as of `function`, for this run.
+            salt: a namespace of the prefix cache for these requests alone; default: "", which all share.
+            priority: of the requests; higher runs earlier; default: 0.
+            record: False keeps no record of the run, which `state.show()` needs; default: True.
+            sampling: a dict for any of all these whose name the program uses itself.
 
         Raises:
             ParameterError: arguments that do not fit, before anything runs.
             JournalError: the journal is damaged, in use, or of another program, version, model or arguments.
             BudgetError: the body read what the budget has no room for; its `state` has what there was room for.
-            Whatever the body raises.
+            Exception: whatever the body raises.
         """
         recorder = recording()
         if recorder is not None:
@@ -142,9 +154,12 @@ class Program:
         return state
 
     async def run_async(self, *arguments: Any, **keywords: Any) -> AsyncState:
-        """`run` for the caller's event loop. An async body runs on it; a sync body runs on a worker thread.
+        """Runs the program as `run` does, awaited. An async body runs on the caller's event loop, a sync body on a
+        worker thread. Cancelling the awaiting task cancels the run.
 
-        Cancelling the awaiting task cancels the run.
+        Args:
+            arguments: as of `run`.
+            keywords: as of `run`, its options included.
         """
         recorder = recording()
         if recorder is not None:
@@ -280,8 +295,8 @@ class Program:
 
         Raises:
             ParameterError: arguments that do not fit, before anything runs; an output that exists.
-            JournalError: as `run`.
-            Whatever the iterable raises, when the programs before it have ended.
+            JournalError: as of `run`.
+            Exception: whatever the iterable raises, when the programs before it have ended.
         """
         recorder = recording()
         if recorder is not None:
@@ -321,12 +336,16 @@ class Program:
         that break a constraint and are asked for again. What speculation saves and wastes is not in it. Programs that
         the body itself runs count where they are given no backend of their own.
 
-        Takes what `run` takes, but no `stream`, `verbose` and `journal`; with `budget`, raises BudgetError where the
-        most does not fit. It blocks: from a coroutine, `await asyncio.to_thread(program.estimate, ...)`.
+        It blocks: from a coroutine, `await asyncio.to_thread(program.estimate, ...)`.
+
+        Args:
+            arguments: as of `run`.
+            keywords: as of `run`, but no `stream`, `verbose` and `journal`.
 
         Raises:
             ParameterError: arguments that do not fit.
-            Whatever the body raises, with a note that the answers were made up.
+            BudgetError: the most does not fit the `budget` that was given.
+            Exception: whatever the body raises, with a note that the answers were made up.
         """
         recorder = recording()
         if recorder is not None:

@@ -34,7 +34,25 @@ _MOST_STEPS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A rule for `forks.until`: true when enough branches have the same value of a variable. See `vote`."""
+    """Decides when enough branches have the same value of a variable: a rule for `forks.until`, made by `vote`.
+
+    Args:
+        name: of the variable.
+        agree: so many equal values decide; None: as many as no other value can reach any more.
+        key: makes of a value what is compared.
+
+    Examples:
+        >>> @ul.function
+        ... def solve(s, question):
+        ...     forks = s.fork(5)
+        ...     forks += [f"{question} {i} " + ul.gen("answer", max_tokens=4) for i in range(5)]
+        ...     rule = ul.vote("answer", agree=3)
+        ...     ended = list(forks.as_completed())
+        ...     print(rule(ended), rule.winner(ended), sorted(rule.counts(ended).items()))
+        >>> answers = {"0 ": "7", "1 ": "8", "2 ": "7", "3 ": "7", "4 ": "6"}
+        >>> _ = solve.run("3 + 4?", backend=ul.Echo(answers))
+        True 7 [('6', 1), ('7', 3), ('8', 1)]
+    """
 
     name: str
     agree: int | None
@@ -48,11 +66,18 @@ class Vote:
         return ranks[0] > (ranks[1] if len(ranks) > 1 else 0) + ended.waiting
 
     def counts(self, ended: Sequence[BaseState]) -> Counter[Hashable]:
-        """Returns the votes for each value, by `key`."""
+        """Returns the number of votes for each value, as `key` makes it.
+
+        Args:
+            ended: branches that have ended.
+        """
         return Counter(self.key(branch._sink.value(self.name, 0)) for branch in ended)
 
     def winner(self, ended: Sequence[BaseState]) -> Any:
         """Returns the value with most votes, as the branch has it that ended first with it; of equal ones the first.
+
+        Args:
+            ended: branches that have ended, such as `forks.until(rule)` returned.
 
         Raises:
             ParameterError: no branch has ended.
@@ -67,16 +92,27 @@ class Vote:
 def vote(name: str, agree: int | None = None, *, key: Callable[[Any], Hashable] | None = None) -> Vote:
     """Makes a rule for `forks.until`: branches vote with their value of a variable.
 
-        ended = forks.until(ul.vote("answer", agree=3))
-        s["answer"] = ul.vote("answer").winner(ended)
-
     Args:
         name: of the variable. Values with a type count as objects, such as `dtype=int`; texts without space around.
         agree: so many equal values decide; None: as many as no other value can reach any more.
-        key: makes of a value what is compared.
+        key: makes of a value what is compared; None: the value itself, a text without the space around it.
+
+    Returns:
+        A Vote: the rule, whose `winner(ended)` and `counts(ended)` tell the result.
 
     Raises:
         ParameterError: no name, or not a number of branches.
+
+    Examples:
+        >>> @ul.function
+        ... def solve(s, question):
+        ...     s += question
+        ...     forks = s.fork(8)
+        ...     forks += ul.gen("answer", max_tokens=4, temperature=0.8)
+        ...     ended = forks.until(ul.vote("answer", agree=3))  # cancels the other branches
+        ...     s["answer"] = ul.vote("answer").winner(ended)
+        >>> solve.run("3 + 4 =", backend=ul.Echo(lambda prompt: " 7"))["answer"]
+        ' 7'
     """
     if agree is not None:
         agree = checks.integer("agree", agree, 1, MAX_BRANCHES, "a number of branches, such as 3")
@@ -94,10 +130,22 @@ class Majority:
     """Describes what `self_consistency` has found.
 
     Attributes:
-        value: the answer of most branches.
-        votes: for each answer that a branch has ended with.
-        ended: branches that have ended before the vote was decided.
-        cancelled: branches that were cancelled then.
+        value: the answer of most branches, as the first of them has it.
+        votes: number of votes for each answer, as they are compared.
+        ended: number of branches that ended well before the vote was decided.
+        cancelled: number of the others.
+
+    Examples:
+        >>> @ul.function
+        ... def solve(s, question):
+        ...     s += question
+        ...     def ask(branch, number):
+        ...         branch += f" Try {number}:" + ul.gen("answer", max_tokens=4, temperature=0.8)
+        ...     return ul.self_consistency(s, ask, branches=3, agree=3)
+        >>> model = ul.Echo(lambda prompt: " 8" if prompt.endswith("Try 0:") else " 7")
+        >>> majority = solve.run("3 + 4?", backend=model).ret_value
+        >>> majority.value, sorted(majority.votes.items()), majority.ended, majority.cancelled
+        (' 7', [('7', 2), ('8', 1)], 3, 0)
     """
 
     value: Any
@@ -118,17 +166,31 @@ def self_consistency(
     """Asks the same in several branches until enough of them agree, and sets `s[answer]` to what they say.
 
     Args:
-        ask: appends the question to a branch, and sets `answer` there. Its calls need a temperature above 0.
+        s: the state.
+        ask: `ask(branch, number)` appends the question to a branch, and sets `answer` there. Its calls need a
+            temperature above 0. In an async program it may be a coroutine function.
         answer: name of the variable.
-        branches: at most.
-        agree: see `vote`.
-        key: see `vote`.
+        branches: number of branches; default: 8.
+        agree: so many equal answers decide; None: as many as no other answer can reach any more.
+        key: makes of an answer what is compared; see `vote`.
 
     Returns:
         A Majority; in an async program, a coroutine of it.
 
     Raises:
         Exception: the error of a branch, where none ended well.
+
+    Examples:
+        >>> @ul.function
+        ... def solve(s, question):
+        ...     s += question
+        ...     def ask(branch, number):
+        ...         branch += ul.gen("answer", max_tokens=4, temperature=0.8)
+        ...     majority = ul.self_consistency(s, ask, branches=8, agree=3)
+        ...     return majority.ended, majority.cancelled
+        >>> state = solve.run("3 + 4 =", backend=ul.Echo(lambda prompt: " 7"))
+        >>> state["answer"], state.ret_value
+        (' 7', (3, 5))
     """
     rule = vote(answer, agree, key=key)
 
@@ -143,12 +205,14 @@ def self_consistency(
 
 
 def best_of(s: BaseState, n: int, ask: Ask, *, score: Score) -> Any:
-    """Asks the same in `n` branches, and returns the one with the highest score, to go on with.
+    """Asks the same in several branches, and returns the one with the highest score, to go on with.
 
-        def plan(branch, number):
-            branch += ul.gen("plan", max_tokens=64, temperature=0.8)
-
-        s = ul.best_of(s, 4, plan, score=lambda branch: -len(branch["plan"]))
+    Args:
+        s: the state.
+        n: number of branches.
+        ask: `ask(branch, number)` appends the question to a branch. In an async program it may be a coroutine function.
+        score: `score(branch)` returns a number, larger for what is better; it may ask the model in that branch. In an
+            async program it may be a coroutine function.
 
     Returns:
         The branch, of two with the same score the one that ended earlier; in an async program, a coroutine of it.
@@ -156,6 +220,17 @@ def best_of(s: BaseState, n: int, ask: Ask, *, score: Score) -> Any:
     Raises:
         ParameterError: a score that is no number.
         Exception: the error of a branch, where none ended well.
+
+    Examples:
+        >>> @ul.function
+        ... def slogan(s, product):
+        ...     def ask(branch, number):
+        ...         branch += f"{product}, slogan {number}:" + ul.gen("slogan", max_tokens=8, temperature=0.8)
+        ...     s = ul.best_of(s, 2, ask, score=lambda branch: -len(branch["slogan"]))
+        ...     return s["slogan"]
+        >>> model = ul.Echo({"slogan 0:": " The tea that is tea.", "slogan 1:": " Just tea."})
+        >>> slogan.run("Tea", backend=model).ret_value
+        ' Just tea.'
     """
 
     def steps() -> _Steps[Any]:
@@ -177,16 +252,20 @@ def beam_search(
     tokens: int | None = None,
     done: Callable[[Any], object] | None = None,
 ) -> Any:
-    """Searches by levels: each of the `width` best states is expanded into branches, and the best of all go on.
+    """Searches by levels: each of the best states is expanded into branches, and the best of all go on.
 
     Args:
-        expand: appends the next step to a branch.
-        width: states that go on from each level.
-        depth: levels at most.
-        branches: of each state.
-        tokens: of the run. When its calls have used so many, those of prompts included, no further level begins; None:
-            no limit. `budget=` of a run is a limit that is never exceeded.
-        done: tells whether a state needs no further step. The search ends when the best one is done.
+        s: the state that the search begins with.
+        expand: `expand(branch, number)` appends the next step to a branch. In an async program it may be a coroutine
+            function, as `score` and `done` may.
+        score: `score(branch)` returns a number, larger for what is better; it may ask the model in that branch.
+        width: number of states that go on from each level.
+        depth: number of levels, at most.
+        branches: number of branches of each state.
+        tokens: number of tokens of the run, those of prompts included, after which no further level begins; None: no
+            limit. `budget=` of a run is a limit that is never exceeded.
+        done: `done(branch)` tells whether a state needs no further step: the search ends when the best one is done.
+            None: none is, before the last level.
 
     Returns:
         The best state; in an async program, a coroutine of it.
@@ -194,6 +273,17 @@ def beam_search(
     Raises:
         ParameterError: a size that is no number of states, or a score that is no number.
         Exception: the error of a branch, where none of a state's ended well.
+
+    Examples:
+        >>> @ul.function
+        ... def climb(s):
+        ...     s += "Path:"
+        ...     def step(branch, number):
+        ...         branch += [" left", " right"][number] + ul.gen("height", dtype=int)
+        ...     best = ul.beam_search(s, step, lambda branch: branch.value("height"), width=1, depth=2, branches=2)
+        ...     return best.text()
+        >>> climb.run(backend=ul.Echo({"left": "1", "right": "3"})).ret_value
+        'Path: right3 right3'
     """
     width = checks.integer("width", width, 1, MAX_BRANCHES, "a number of states, such as 3")
     depth = checks.integer("depth", depth, 1, _MOST_STEPS, "a number of levels, such as 4")
@@ -230,13 +320,16 @@ def tree_search(
     """Searches best first: the open state with the highest score is expanded, until a branch is done.
 
     Args:
-        expand: as of `beam_search`.
-        score: as of `beam_search`.
-        branches: as of `beam_search`.
-        tokens: as of `beam_search`.
-        done: as of `beam_search`; a branch that is done has been found.
-        expansions: states that are expanded, at most.
-        depth: levels at most; None: no limit.
+        s: the state that the search begins with.
+        expand: `expand(branch, number)` appends the next step to a branch. In an async program it may be a coroutine
+            function, as `score` and `done` may.
+        score: `score(branch)` returns a number, larger for what is better; it may ask the model in that branch.
+        branches: number of branches of each state.
+        expansions: number of states that are expanded, at most.
+        depth: number of levels, at most; None: no limit.
+        tokens: number of tokens of the run, those of prompts included, after which no further state is expanded; None:
+            no limit.
+        done: `done(branch)` tells whether a branch is an answer: the search ends with it. None: none is.
 
     Returns:
         The best branch that is done, else the best of all; in an async program, a coroutine of it.
@@ -244,6 +337,20 @@ def tree_search(
     Raises:
         ParameterError: a size that is no number of states, or a score that is no number.
         Exception: the error of a branch, where none of a state's ended well.
+
+    Examples:
+        >>> @ul.function
+        ... def solve(s, puzzle):
+        ...     s += puzzle
+        ...     def step(branch, number):
+        ...         branch += [" add:", " double:"][number] + ul.gen("value", dtype=int)
+        ...     def score(branch):
+        ...         return -abs(24 - branch.value("value"))
+        ...     found = ul.tree_search(s, step, score, branches=2, expansions=9, done=lambda b: b.value("value") == 24)
+        ...     return found.text()
+        >>> answers = {"Make 24 of 6. add:": "7", "Make 24 of 6. double:": "12", "12 add:": "13", "12 double:": "24"}
+        >>> solve.run("Make 24 of 6.", backend=ul.Echo(answers)).ret_value
+        'Make 24 of 6. double:12 double:24'
     """
     expansions = checks.integer("expansions", expansions, 1, _MOST_STEPS, "a number of states, such as 10")
     if depth is not None:

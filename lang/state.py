@@ -188,7 +188,7 @@ class BaseState:
         return self
 
     def copy(self) -> Self:
-        """An independent state that begins with everything said so far. O(1).
+        """Returns an independent state that begins with everything said so far. O(1).
 
         `with s.copy() as branch:` joins it at the end of the block, as a fork of one branch.
         """
@@ -209,12 +209,27 @@ class BaseState:
         return [type(self)(sink) for sink in self._sink.fork(branches)]
 
     def system(self, content: object = None) -> Any:  # a context manager without content, else nothing
+        """Appends a system turn, or opens one for a block.
+
+        Args:
+            content: a string, an operation, or a list of them; None: the turn is what `with s.system():` appends.
+        """
         return self._role("system", content)
 
     def user(self, content: object = None) -> Any:
+        """Appends a user turn, or opens one for a block, as `system` does.
+
+        Args:
+            content: as of `system`.
+        """
         return self._role("user", content)
 
     def assistant(self, content: object = None) -> Any:
+        """Appends an assistant turn, or opens one for a block, as `system` does.
+
+        Args:
+            content: as of `system`.
+        """
         return self._role("assistant", content)
 
     def _role(self, name: str, content: object) -> Any:
@@ -224,7 +239,11 @@ class BaseState:
         return self._block(RoleBegin(name), RoleEnd(name))
 
     def var_scope(self, name: str) -> Any:
-        """`with s.var_scope("x"):` — variable x is the text appended inside."""
+        """Opens a block whose text becomes a variable: `with s.var_scope("plan"):`.
+
+        Args:
+            name: of the variable, which has all text that is appended inside, generated or not.
+        """
         name = checked_name(name)
         return self._block(VarScopeBegin(name), VarScopeEnd(name))
 
@@ -266,6 +285,12 @@ class BaseState:
         self._sink.assign(name, value)
 
     def set_var(self, name: str, value: Value) -> None:
+        """Sets a variable, as `s[name] = value` does.
+
+        Args:
+            name: of the variable.
+            value: any object, such as a text or a number. Texts that hold an operation are refused.
+        """
         self[name] = value
 
     def __contains__(self, name: object) -> bool:
@@ -274,7 +299,7 @@ class BaseState:
 
     @property
     def variables(self) -> "VariableNames":
-        """The names of the variables, in the order in which the program first used them. Does not wait."""
+        """Names of the variables, in the order in which the program first used them. Does not wait."""
         return VariableNames(self._sink.names())
 
     # -------------------------------------------------------------------------------- the run
@@ -290,7 +315,7 @@ class BaseState:
         return self._sink.cost_so_far()
 
     def cancel(self) -> None:
-        """Stop the whole run: requests in flight are aborted, later reads raise CancelledError.
+        """Stops the whole run: requests in flight are aborted, later reads raise CancelledError.
 
         A branch of a fork, or a copy, stops alone, with what was forked off it: its reads raise BranchCancelledError,
         the run goes on, and a join leaves the branch out. Texts that it has finished stay readable.
@@ -298,12 +323,21 @@ class BaseState:
         self._sink.cancel()
 
     def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
-        """Pieces of a variable, or of everything after the start, as they come; any number of readers."""
+        """As `State.text_iter`, for `async for`.
+
+        Args:
+            var_name: as of `State.text_iter`.
+            return_meta_data: as of `State.text_iter`.
+        """
         checks.switch("return_meta_data", return_meta_data)
         return _async_pieces(self._sink.iterate_async(var_name), return_meta_data)
 
     def stream_value_async(self, name: str) -> AsyncIterator[Any]:
-        """As `State.stream_value`, for `async for`."""
+        """As `State.stream_value`, for `async for`.
+
+        Args:
+            name: of the variable.
+        """
         return self._sink.grow_async(name)
 
     def __repr__(self) -> str:
@@ -326,7 +360,32 @@ class BaseState:
 
 
 class State(BaseState):
-    """The state of a sync program: reading a variable waits for it."""
+    """Holds what a program has said and its variables: the first parameter of a program, and what `run` returns.
+
+    `s += ...` appends text, calls and turns and returns at once; reading a variable waits for its value. What a method
+    reads waits for all that was appended before; a `timeout` of it is in seconds, and None, its default, waits until
+    the run's own deadline, if it has one.
+
+    Args:
+        sink: takes the operations. States are made by runs, `fork` and `copy`, which give it.
+        copied_from: the sink of the state that this one is a copy of; None for others.
+
+    Attributes:
+        ret_value: what the program's function has returned.
+
+    Examples:
+        >>> @ul.function
+        ... def plan(s, city):
+        ...     s += f"Three days in {city}:" + ul.gen("days", max_tokens=16)
+        ...     s += " Cost: " + ul.gen("cost", dtype=int)
+        >>> state = plan.run("Rome", backend=ul.Echo([" the Forum, the Vatican, Ostia.", "420"]))
+        >>> state["days"], state["cost"], state.value("cost") + 80
+        (' the Forum, the Vatican, Ostia.', '420', 500)
+        >>> print(state.text())
+        Three days in Rome: the Forum, the Vatican, Ostia. Cost: 420
+        >>> state.usage.calls, state.meta("days")["finish_reason"], state.error()
+        (2, 'stop', None)
+    """
 
     __slots__ = ()
 
@@ -373,7 +432,10 @@ class State(BaseState):
         return {name: self._sink.read(name, None) for name in self.variables}
 
     def fork(self, size: int = 1) -> "StateGroup[Self]":
-        """`size` branches that share everything said so far, run in parallel. Returns at once.
+        """Returns branches that share everything said so far, and run in parallel. Does not wait.
+
+        Args:
+            size: number of branches.
 
         Raises:
             ParameterError: `size` is not an integer from 1 to 16,384.
@@ -422,13 +484,26 @@ class State(BaseState):
         return self._sink.call_tools(plan)
 
     def get_var(self, name: str, timeout: float | None = None) -> Value:
-        """`s[name]` with a timeout in seconds."""
+        """Returns `s[name]`, waiting no longer than the timeout.
+
+        Args:
+            name: of the variable.
+            timeout: seconds; None: the run's deadline.
+
+        Raises:
+            DeadlineError: the time was up.
+            UmbelError: what `s[name]` raises.
+        """
         return self._sink.read(name, timeout)
 
     def value(self, name: str, timeout: float | None = None) -> Any:  # Any: whatever type the gen asked for
-        """The object that the variable's text stands for, by the `dtype` or `json_schema` of its gen: a number, a
-        member, an instance of the class; for a schema that is no type what json.loads gives. Made anew at every call.
+        """Returns the object that the variable's text stands for, by the `dtype` or `json_schema` of its gen: a number,
+        a member, an instance of the class; for a schema that is no type what json.loads gives. Made anew at every call.
         What has no such type is as `s[name]` gives it; a list for n above 1, and after a join.
+
+        Args:
+            name: of the variable.
+            timeout: seconds; None: the run's deadline.
 
         Raises:
             ResultError: the text was cut off, or was kept although the class refuses its values.
@@ -437,9 +512,10 @@ class State(BaseState):
         return self._sink.value(name, timeout)
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Any]:
-        """About the call that set `name`: prompt_tokens, cached_tokens, completion_tokens, finish_reason,
-        log-probabilities when asked for. A list for n above 1. A runtime adds `guessed_tokens`, which it had guessed
-        right, and `spans`: (origin, start, end) of the characters that were "forced" by a constraint or "guessed".
+        """Returns what is known of the call that set a variable: prompt_tokens, cached_tokens, completion_tokens,
+        finish_reason, log-probabilities when asked for. A list for n above 1. A runtime adds `guessed_tokens`, which it
+        had guessed right, and `spans`: (origin, start, end) of the characters that were "forced" by a constraint or
+        "guessed".
 
         Of a select, by choice: `choice_scores`, by which they were compared, and `probabilities`, which add up to 1.
         With method="exact" also `bounds` of these, `mass` (bounds of the probability among all texts: what is missing
@@ -464,6 +540,10 @@ class State(BaseState):
 
         Where a run speculates also `speculated`: whether the text was there already, from the call with this `id`. Then
         it took no call and no prompt tokens, and `completion_tokens` is its share.
+
+        Args:
+            name: of the variable.
+            timeout: seconds; None: the run's deadline.
         """
         return self._sink.meta(name, timeout)
 
@@ -486,19 +566,34 @@ class State(BaseState):
         return self._sink.cost()
 
     def text(self, timeout: float | None = None) -> str:
-        """Returns all text of this state; waits for pending steps."""
+        """Returns all text of this state, the tags of its turns included; waits for what was appended.
+
+        Args:
+            timeout: seconds; None: the run's deadline.
+        """
         return self._sink.text(timeout)
 
     def messages(self, timeout: float | None = None) -> list[dict[str, str]]:
-        """The conversation as role and content; waits for what was appended."""
+        """Returns the conversation as dicts of `role` and `content`; waits for what was appended.
+
+        Args:
+            timeout: seconds; None: the run's deadline.
+        """
         return self._sink.messages(timeout)
 
     def sync(self, timeout: float | None = None) -> None:
-        """Wait until everything appended has run. Raises the stream's error if it failed."""
+        """Waits until everything appended has run. Raises the stream's error if it failed.
+
+        Args:
+            timeout: seconds; None: the run's deadline.
+        """
         self._sink.sync(timeout)
 
     def error(self, timeout: float | None = None) -> BaseException | None:
-        """The first error of this stream, or None; waits for what was appended.
+        """Returns the first error of this state, or None; waits for what was appended.
+
+        Args:
+            timeout: seconds; None: the run's deadline.
 
         Raises:
             DeadlineError: `timeout` passed before that was known.
@@ -511,7 +606,7 @@ class State(BaseState):
         return self._sink.error()
 
     def explain_cache(self, timeout: float | None = None) -> CacheReport:
-        """Why calls of this run found no more of their prompts in the cache. Waits for what was appended.
+        """Explains why calls of this run found no more of their prompts in the cache. Waits for what was appended.
 
             state = program.run(question)
             print(state.explain_cache())
@@ -520,11 +615,17 @@ class State(BaseState):
         prompt ends: the text there, what earlier prompts have instead, the line that says it, and the argument it comes
         from. Compared are the latest prompts of this process to the same backend. What providers do not tell is
         estimated from their counts, and said to be.
+
+        Args:
+            timeout: seconds; None: the run's deadline.
         """
         return self._sink.explain_cache(timeout)
 
     def record(self, timeout: float | None = None) -> RunRecord:
         """Returns the record of this run, branches included; waits for everything that was said, as `usage` does.
+
+        Args:
+            timeout: seconds; None: the run's deadline.
 
         Raises:
             ProgramError: the run was started with record=False.
@@ -539,14 +640,21 @@ class State(BaseState):
             state.show(against=earlier)         # next to another run, the first difference of each text marked
 
         It has the streams over time, their text coloured by origin, and of each call tokens, cache, latency,
-        log-probabilities, guarantee and error. Without a path it opens in a browser, or in a notebook's cell. Waits as
-        `usage` does.
+        log-probabilities, guarantee and error. Waits as `usage` does.
+
+        Args:
+            path: of the file; None: a temporary one, which opens in a browser, or in a notebook's cell.
+            against: the state or the record of another run, to compare with; None: none.
         """
         other = against.record() if isinstance(against, State) else against
         return self.record().show(path, against=other)
 
     def save(self, path: str | os.PathLike[str]) -> str:
-        """Writes the record of this run into a file, which `umbel view FILE` shows. Returns its path."""
+        """Writes the record of this run into a file, which `umbel view FILE` shows. Returns its path.
+
+        Args:
+            path: of the file.
+        """
         return self.record().save(path)
 
     @overload
@@ -558,13 +666,19 @@ class State(BaseState):
     ) -> Iterator[tuple[str, dict[str, Any]]]: ...
 
     def text_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> Iterator[Any]:
-        """Pieces of a variable, or of everything after the start, as they come; any number of readers."""
+        """Yields the pieces of a variable, or of all text, as they come; any number of readers.
+
+        Args:
+            var_name: of the variable; None: all that is appended after the start of the state; a branch starts at its
+                fork.
+            return_meta_data: True yields pairs of a piece and a dict of what is known of its call.
+        """
         checks.switch("return_meta_data", return_meta_data)
         for text, meta in self._sink.iterate(var_name):
             yield (text, meta) if return_meta_data else text
 
     def stream_value(self, name: str) -> Iterator[Any]:  # Any: whatever type the gen asked for
-        """The object of a variable as it grows, and at last the whole one: what `s.value(name)` returns.
+        """Yields the object of a variable as it grows, and at last the whole one: what `s.value(name)` returns.
 
             state = program.run(stream=True)
             for book in state.stream_value("book"):         # s += ul.gen("book", dtype=Book)
@@ -579,6 +693,9 @@ class State(BaseState):
         complete. The program's own classes are made of the whole value alone. An answer that is judged before it
         counts (see `gen`) has no parts: it may be asked again, so the whole value is all that comes. The same goes for
         answers that come at once. With n above 1 the parts are of the first text, and the last is the list.
+
+        Args:
+            name: of the variable.
 
         Raises:
             ResultError: at the end, as `s.value` does: the text was cut off, or kept although it holds no such value.
@@ -633,7 +750,31 @@ class AsyncValue(Coroutine[Any, Any, T]):
 
 
 class AsyncState(BaseState):
-    """The state of an `async def` program: `await s["x"]`, `await s.text()`, `await s.usage`."""
+    """Holds what an `async def` program has said and its variables, as `State` does: what is read is awaited.
+
+    `s += ...` returns at once, as in a sync program; `await s["x"]`, `await s.text()` and `await s.usage` wait. A
+    `timeout` is in seconds, and None, its default, waits until the run's own deadline, if it has one.
+
+    Args:
+        sink: takes the operations. States are made by runs, `fork` and `copy`, which give it.
+        copied_from: the sink of the state that this one is a copy of; None for others.
+
+    Attributes:
+        ret_value: what the program's function has returned.
+
+    Examples:
+        >>> import asyncio
+        >>> @ul.function
+        ... async def capital(s, country):
+        ...     s += f"The capital of {country} is" + ul.gen("city", max_tokens=4)
+        ...     if await s["city"] == " Paris":
+        ...         s += " on the" + ul.gen("river", max_tokens=4)
+        >>> async def main():
+        ...     state = await capital.run_async("France", backend=ul.Echo([" Paris", " Seine"]))
+        ...     print(await state.text(), (await state.usage).calls)
+        >>> asyncio.run(main())
+        The capital of France is Paris on the Seine 2
+    """
 
     __slots__ = ()
 
@@ -649,11 +790,19 @@ class AsyncState(BaseState):
         raise ProgramError("the variables of an async program are waited for; write await s.to_dict(), or s.variables")
 
     def to_dict(self, timeout: float | None = None) -> AsyncValue[dict[str, Value]]:
-        """As `State.to_dict`, awaited: `(await s.to_dict())["answer"]`."""
+        """As `State.to_dict`, awaited: `(await s.to_dict())["answer"]`.
+
+        Args:
+            timeout: seconds for all of them; None: the run's deadline.
+        """
         return AsyncValue(_all_of(self._sink, timeout), "s.to_dict()")
 
     def fork(self, size: int = 1) -> "AsyncStateGroup[Self]":
-        """As `State.fork`."""
+        """As `State.fork`.
+
+        Args:
+            size: number of branches.
+        """
         return AsyncStateGroup(self, self._branches(size))
 
     def call_tools(
@@ -669,21 +818,47 @@ class AsyncState(BaseState):
         on_error: Literal["tell", "raise"] = "tell",
         **sampling: Any,
     ) -> AsyncValue[AgentResult]:
-        """As `State.call_tools`, awaited. Async tools run on the caller's event loop, others in threads."""
+        """As `State.call_tools`, awaited. Async tools run on the caller's event loop, others in threads.
+
+        `tools`, `name`, `max_steps`, `tool_choice`, `parallel`, `timeout`, `max_result_bytes`, `on_error` and the
+        sampling parameters are those of `State.call_tools`.
+        """
         plan = agent_plan(tools, name, max_steps, tool_choice, parallel, timeout, max_result_bytes, on_error, sampling)
         return AsyncValue(self._sink.call_tools_async(plan), "s.call_tools(...)")
 
     def get_var(self, name: str, timeout: float | None = None) -> AsyncValue[Value]:
+        """As `State.get_var`, awaited.
+
+        Args:
+            name: of the variable.
+            timeout: seconds; None: the run's deadline.
+        """
         return AsyncValue(self._sink.read_async(name, timeout), f"s.get_var({name!r})")
 
     def value(self, name: str, timeout: float | None = None) -> AsyncValue[Any]:
+        """As `State.value`, awaited: `(await s.value("book")).title`.
+
+        Args:
+            name: of the variable.
+            timeout: seconds; None: the run's deadline.
+        """
         return AsyncValue(self._sink.value_async(name, timeout), f"s.value({name!r})")
 
     def stream_value(self, name: str) -> AsyncIterator[Any]:
-        """As `State.stream_value`: `async for book in s.stream_value("book")`."""
+        """As `State.stream_value`: `async for book in s.stream_value("book")`.
+
+        Args:
+            name: of the variable.
+        """
         return self._sink.grow_async(name)
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> AsyncValue[dict[str, Any]]:
+        """As `State.get_meta_info`, awaited: `(await s.meta("answer"))["cached_tokens"]`.
+
+        Args:
+            name: of the variable.
+            timeout: seconds; None: the run's deadline.
+        """
         return AsyncValue(self._sink.meta_async(name, timeout), f"s.get_meta_info({name!r})")
 
     meta = get_meta_info
@@ -699,16 +874,19 @@ class AsyncState(BaseState):
         return AsyncValue(self._sink.cost_async(), "state.cost")
 
     def text(self, timeout: float | None = None) -> AsyncValue[str]:
+        """As `State.text`, awaited."""
         return AsyncValue(self._sink.text_async(timeout), "s.text()")
 
     def messages(self, timeout: float | None = None) -> AsyncValue[list[dict[str, str]]]:
+        """As `State.messages`, awaited."""
         return AsyncValue(self._sink.messages_async(timeout), "s.messages()")
 
     def sync(self, timeout: float | None = None) -> AsyncValue[None]:
+        """As `State.sync`, awaited."""
         return AsyncValue(self._sink.sync_async(timeout), "s.sync()")
 
     def explain_cache(self, timeout: float | None = None) -> AsyncValue[CacheReport]:
-        """Explains cache use, as `State.explain_cache` does."""
+        """As `State.explain_cache`, awaited: `print(await state.explain_cache())`."""
         return AsyncValue(self._sink.explain_cache_async(timeout), "state.explain_cache()")
 
     def record(self, timeout: float | None = None) -> AsyncValue[RunRecord]:
@@ -716,10 +894,15 @@ class AsyncState(BaseState):
         return AsyncValue(self._sink.record_async(timeout), "state.record()")
 
     def show(self, path: str | os.PathLike[str] | None = None) -> AsyncValue[str]:
-        """Writes the page of this run, as `State.show` does."""
+        """Writes the page of this run, as `State.show` does, and is awaited.
+
+        Args:
+            path: of the file; None: a temporary one, which is opened.
+        """
         return AsyncValue(_show(self._sink, path), "state.show()")
 
     def error(self, timeout: float | None = None) -> AsyncValue[BaseException | None]:
+        """As `State.error`, awaited."""
         return AsyncValue(_error_of(self._sink, timeout), "state.error()")
 
 
@@ -798,7 +981,7 @@ class BaseStateGroup(Generic[S]):
         return iter(self._states)
 
     def join(self, mode: JoinMode = "gather_variable", *, quorum: int | None = None) -> None:
-        """Bring the branches back into the state they came from. Returns at once; reads wait.
+        """Brings the branches back into the state they came from. Returns at once; reads wait.
 
         `gather_variable`: every variable that a branch set becomes a list on the parent, one entry per branch. For a
         branch that did not set it the entry is the value from before the fork, or None if there was none. A variable
@@ -807,6 +990,7 @@ class BaseStateGroup(Generic[S]):
         left out: the lists have an entry less.
 
         Args:
+            mode: "gather_variable" or "concate_and_append".
             quorum: so many branches that end first are enough, and the others are cancelled. A branch that fails does
                 not count; the parent fails where too few are left. None: all branches.
 
@@ -818,7 +1002,7 @@ class BaseStateGroup(Generic[S]):
         self._parent._sink.join([state._sink for state in self._states], mode, wanted)
 
     def cancel(self) -> None:
-        """Stop all branches, as `branch.cancel()` stops one."""
+        """Stops all branches, as `branch.cancel()` stops one."""
         for state in self._states:
             state.cancel()
 
@@ -871,12 +1055,39 @@ class BaseStateGroup(Generic[S]):
 
 
 class StateGroup(BaseStateGroup[S]):
-    """The branches of a fork in a sync program."""
+    """Holds the branches of a fork, in a sync program: made by `s.fork(n)`.
+
+    `forks += x` appends to each branch; a list gives one item per branch, and a function is called with the number of
+    each. `forks[i]`, `len(forks)` and a loop give the branches, which are states. Leaving `with s.fork(n) as forks:`
+    joins them. A `timeout` is in seconds for all branches together.
+
+    Args:
+        parent: the state that was forked.
+        states: the branches.
+
+    Examples:
+        >>> @ul.function
+        ... def advise(s, topic):
+        ...     s += topic
+        ...     with s.fork(2) as tips:
+        ...         tips += lambda number: f" Tip {number + 1}:" + ul.gen("tip", max_tokens=8)
+        >>> model = ul.Echo({"Tip 1:": " sleep", "Tip 2:": " walk"})
+        >>> advise.run("Health.", backend=model)["tip"]
+        [' sleep', ' walk']
+        >>> @ul.function
+        ... def fastest(s, question):
+        ...     s += question
+        ...     forks = s.fork(3)
+        ...     forks += ul.gen("answer", max_tokens=4)
+        ...     return [branch["answer"] for branch in forks.first(2)]
+        >>> fastest.run("3 + 4 =", backend=ul.Echo(lambda prompt: " 7")).ret_value
+        [' 7', ' 7']
+    """
 
     __slots__ = ()
 
     def as_completed(self, timeout: float | None = None) -> Iterator[S]:
-        """The branches, each when all that was said to it has run, or failed: `branch.error()` tells.
+        """Yields the branches, each when all that was said to it has run, or failed: `branch.error()` tells.
 
         Args:
             timeout: seconds for all of them; None: the run's deadline.
@@ -889,7 +1100,11 @@ class StateGroup(BaseStateGroup[S]):
             yield self._states[race.next()]
 
     def first(self, count: int = 1, timeout: float | None = None) -> list[S]:
-        """Waits for the first `count` branches that end well, cancels the others, and returns them as they ended.
+        """Waits for the first branches that end well, cancels the others, and returns those, in the order of their ends.
+
+        Args:
+            count: number of branches to wait for.
+            timeout: seconds; None: the run's deadline.
 
         Raises:
             ParameterError: `count` is no number of branches.
@@ -924,23 +1139,54 @@ class StateGroup(BaseStateGroup[S]):
 
 
 class AsyncStateGroup(BaseStateGroup[S]):
-    """The branches of a fork in an `async def` program: `await forks.first(2)`, `async for branch in ...`."""
+    """Holds the branches of a fork in an `async def` program: as `StateGroup`, and what waits is awaited.
+
+    Args:
+        parent: the state that was forked.
+        states: the branches.
+
+    Examples:
+        >>> import asyncio
+        >>> @ul.function
+        ... async def solve(s, question):
+        ...     s += question
+        ...     forks = s.fork(5)
+        ...     forks += ul.gen("answer", max_tokens=4, temperature=0.8)
+        ...     ended = await forks.until(ul.vote("answer", agree=3))
+        ...     return [await branch["answer"] for branch in ended]
+        >>> asyncio.run(solve.run_async("3 + 4 =", backend=ul.Echo(lambda prompt: " 7"))).ret_value
+        [' 7', ' 7', ' 7']
+    """
 
     __slots__ = ()
 
     async def as_completed(self, timeout: float | None = None) -> AsyncIterator[S]:
-        """As `StateGroup.as_completed`."""
+        """As `StateGroup.as_completed`: `async for branch in forks.as_completed()`.
+
+        Args:
+            timeout: seconds for all of them; None: the run's deadline.
+        """
         race = self._race(timeout)
         for _ in self._states:
             yield self._states[await race.next_async()]
 
     async def first(self, count: int = 1, timeout: float | None = None) -> list[S]:
-        """As `StateGroup.first`, awaited."""
+        """As `StateGroup.first`, awaited.
+
+        Args:
+            count: number of branches to wait for.
+            timeout: seconds; None: the run's deadline.
+        """
         wanted = self._count("count", count)
         return await self._until(lambda ended: len(ended) == wanted, timeout, wanted)
 
     async def until(self, rule: "Rule[S]", timeout: float | None = None) -> list[S]:
-        """As `StateGroup.until`, awaited. `rule` may be a coroutine function."""
+        """As `StateGroup.until`, awaited.
+
+        Args:
+            rule: as of `StateGroup.until`; it may be a coroutine function.
+            timeout: seconds; None: the run's deadline.
+        """
         return await self._until(rule, timeout, 1)
 
     async def _until(self, rule: "Rule[S]", timeout: float | None, wanted: int) -> list[S]:

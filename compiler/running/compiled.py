@@ -41,7 +41,7 @@ from .shipping import OutgoingProgram, Server, execution
 
 
 class CompiledProgram:
-    """A graph that runs. Made by `program.compile()` and by `umbel.load()`; immutable.
+    """Runs a graph. Made by `program.compile()` and by `umbel.load()`; immutable.
 
     Args:
         graph: whole, as `verify` says.
@@ -49,8 +49,23 @@ class CompiledProgram:
         speculation: of the program it was compiled from. A file has none: its runs can ask for it.
         server: whether its runs are shipped to the runtime, see `Program.compile`.
 
+    Attributes:
+        graph: the graph that runs.
+        report: what the passes did to it; `print(compiled.report)` shows it.
+
     Raises:
         ParameterError: a `server` that is none of True, False and "auto".
+
+    Examples:
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += "The capital of " + country + " is" + ul.gen("city", max_tokens=4)
+        >>> compiled = capital.compile()
+        >>> compiled
+        <compiled program capital(country): 10 nodes in one stream>
+        >>> compiled.run("France", backend=ul.Echo([" Paris"]))["city"]
+        ' Paris'
+        >>> compiled.save("capital.umbel.json")  # text and options, no code
     """
 
     def __init__(
@@ -71,6 +86,7 @@ class CompiledProgram:
 
     @property
     def name(self) -> str:
+        """Name of the program that it was compiled from."""
         return self.graph.name
 
     def __repr__(self) -> str:
@@ -84,6 +100,9 @@ class CompiledProgram:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the graph to a file, which `umbel.load` reads. It holds text and options, and no code.
+
+        Args:
+            path: of the file, such as "capital.umbel.json".
 
         Raises:
             GraphError: the program holds a value that no file can.
@@ -104,6 +123,10 @@ class CompiledProgram:
         appended may still be running; reading waits for it. All variables can be asked for from the beginning. What is
         appended to the state afterwards has the sampling defaults of the run, not those of the program.
 
+        Args:
+            arguments: as of `Program.run`.
+            keywords: as of `Program.run`, its options included.
+
         Raises:
             ParameterError: arguments that do not fit, or that are no text where the program needs text.
             BudgetError: the program looked at what the budget has no room for; its `state` has what there was room for.
@@ -120,7 +143,12 @@ class CompiledProgram:
         return state
 
     async def run_async(self, *arguments: Any, **keywords: Any) -> AsyncState:
-        """`run` for the caller's event loop. Cancelling the awaiting task cancels the run."""
+        """Runs the program as `run` does, awaited. Cancelling the awaiting task cancels the run.
+
+        Args:
+            arguments: as of `run`.
+            keywords: as of `run`, its options included.
+        """
         call, options = self._prepare(arguments, keywords)
         async with body.journaled_async(self._host, options):
             run, state = body.opened(self._host, options, allowance_of(options.budget), call)
@@ -228,9 +256,19 @@ class CompiledProgram:
         plan_memory: bool = False,
         **options: Any,  # as of run()
     ) -> Any:  # as the overloads say
-        """Runs a batch as `Program.run_batch` does. `num_threads` bounds concurrent programs; no threads are used.
+        """Runs a batch as `Program.run_batch` does. Bodies need no threads.
 
         Args:
+            batch_arguments: as of `Program.run_batch`, as all that is not listed differently here.
+            num_threads: most programs at once.
+            progress: as of `Program.run_batch`.
+            progress_bar: as of `Program.run_batch`.
+            generator_style: as of `Program.run_batch`.
+            on_error: as of `Program.run_batch`.
+            output: as of `Program.run_batch`.
+            if_exists: as of `Program.run_batch`.
+            view: as of `Program.run_batch`.
+            options: as of `Program.run_batch`.
             pin_head: what the prompts of all programs begin with is computed once and kept while the batch runs,
                 where the backend keeps what it is asked to keep.
             plan_memory: start no program whose keys may not fit the runtime's pool next to those in flight, so that
@@ -270,12 +308,25 @@ class CompiledProgram:
 def load(path: str | os.PathLike[str], *, server: Server = "auto") -> CompiledProgram:
     """Loads the program of a file that `save` wrote. Nothing of the file is run as code.
 
-    `server`: as of `Program.compile`.
+    Args:
+        path: of the file.
+        server: as of `Program.compile`: True ships runs to the runtime, False never does, "auto" where it saves ways.
+
+    Returns:
+        The program, ready to run.
 
     Raises:
         ParameterError: a `server` that is none of True, False and "auto", or what is no path.
         GraphError: it is no file of a graph, or of one that is not whole.
         OSError: there is no such file, or it cannot be read.
+
+    Examples:
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += "The capital of " + country + " is" + ul.gen("city", max_tokens=4)
+        >>> capital.compile().save("capital.umbel.json")
+        >>> ul.load("capital.umbel.json").run(country="France", backend=ul.Echo([" Paris"])).text()
+        'The capital of France is Paris'
     """
     return CompiledProgram(serialise.read(path), server=server)
 

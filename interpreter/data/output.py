@@ -31,16 +31,28 @@ EXISTING = ("error", "resume", "overwrite")
 
 @dataclass(frozen=True, slots=True)
 class BatchOutput(Framed):
-    """The result of a batch whose results went into a file.
+    """Describes a batch that was run with `output=`: its results are in a file, not in memory.
 
     Attributes:
         path: of the file.
-        done: programs whose results are in it, those of earlier runs included.
-        resumed: those of earlier runs.
-        failed: programs that failed.
-        failed_path: of the file of failures, or None without one.
+        done: number of programs whose results are in it, those of earlier runs included.
+        resumed: number of those of earlier runs.
+        failed: number of programs that failed.
+        failed_path: path of the file of failures, or None without one.
         cost: of this run.
         seconds: that this run took.
+
+    Examples:
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += country + ":" + ul.gen("city", max_tokens=4)
+        >>> countries = [{"country": "France"}, {"country": "Italy"}]
+        >>> model = ul.Echo({"France": " Paris", "Italy": " Rome"})
+        >>> done = capital.run_batch(countries, output="capitals.jsonl", backend=model)
+        >>> print(done)
+        capitals.jsonl: 2 done · 4 tokens in, 0% cached, 2 out
+        >>> sorted(row["city"] for row in done.rows())
+        [' Paris', ' Rome']
     """
 
     path: str
@@ -52,11 +64,11 @@ class BatchOutput(Framed):
     seconds: float
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yields the rows of the file, in its order."""
+        """Yields the rows of the file as dicts, in its order: that in which programs ended."""
         return read_parquet(self.path) if self.path.endswith(".parquet") else _rows(self.path)
 
     def failures(self) -> Iterator[dict[str, Any]]:
-        """Yields the lines of the file of failures."""
+        """Yields the lines of the file of failures as dicts: `row`, `error`, `message`, `input` and `variables`."""
         return iter(()) if self.failed_path is None else _rows(self.failed_path)
 
     def __str__(self) -> str:

@@ -19,15 +19,29 @@ if TYPE_CHECKING:
 
 
 class BatchProgress(msgspec.Struct, frozen=True):
-    """The numbers of a batch at a moment.
+    """Holds the numbers of a batch at a moment: what a function given as `progress=` gets. `print` shows a line.
 
     Attributes:
-        total: programs of the batch; None where it is not known, as for an iterator.
-        done, failed: programs that have ended.
-        resumed: programs whose results an earlier run has written.
+        total: number of programs of the batch; None where it is not known, as for an iterator.
+        done: number of programs that have ended well.
+        failed: number of programs that have failed.
+        resumed: number of programs whose results an earlier run has written.
         seconds: since the batch began.
         usage: tokens and calls of the programs that have ended.
-        dollars: by `umbel.prices`, 0 for a model that runs here; None: without a price.
+        dollars: cost by `umbel.prices`, 0 for a model that runs here; None: without a price.
+
+    Examples:
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += country + ":" + ul.gen("city", max_tokens=4)
+        >>> seen = []
+        >>> model = ul.Echo({"France": " Paris", "Italy": " Rome"})
+        >>> states = capital.run_batch([("France",), ("Italy",)], progress=seen.append, backend=model)
+        >>> last = seen[-1]
+        >>> last.finished, last.total, last.usage.calls, last.dollars
+        (2, 2, 2, 0.0)
+        >>> print("at the end:", last)
+        at the end: ... rows/s · 4 tokens in, 0% cached, 2 out
     """
 
     total: int | None
@@ -40,11 +54,12 @@ class BatchProgress(msgspec.Struct, frozen=True):
 
     @property
     def finished(self) -> int:
+        """Number of programs that need no more time: done, failed and resumed ones."""
         return self.done + self.failed + self.resumed
 
     @property
     def rate(self) -> float:
-        """Programs that end per second."""
+        """Number of programs that end per second, 0 before the first."""
         return (self.done + self.failed) / self.seconds if self.seconds > 0 else 0.0
 
     @property

@@ -18,15 +18,30 @@ _MODES = ("auto", "required", "none")
 
 @dataclass(frozen=True, slots=True)
 class ToolRun:
-    """One call of a tool.
+    """Describes one call of a tool by a model; see `AgentResult`.
 
     Attributes:
         name: of the tool.
         arguments: as the model gave them; a text where they are no JSON object.
-        result: what the model was told.
-        failed: the tool raised, ran out of time, or was given wrong arguments; `result` says which.
+        result: text that the model was given.
+        failed: True where the tool raised, ran out of time, or was given wrong arguments; `result` says which.
         step: number of the answer with the call, from 1 on.
-        cut: the result was longer than allowed, and its rest is left out.
+        cut: True where the result was longer than allowed, and its rest is left out.
+
+    Examples:
+        >>> @ul.tool
+        ... def divide(one: float, other: float) -> float:
+        ...     "Divides one number by another."
+        ...     return one / other
+        >>> @ul.function
+        ... def answer(s, question):
+        ...     s += ul.user(question)
+        ...     return s.call_tools([divide], "answer")
+        >>> model = ul.Echo([divide.spelled(one=1, other=0), "It has no value."])
+        >>> result = answer.run("1 / 0?", backend=model).ret_value
+        >>> for run in result.calls:
+        ...     print(run.step, run.name, run.arguments, run.failed, run.result)
+        1 divide {'one': 1, 'other': 0} True error: ZeroDivisionError: float division by zero
     """
 
     name: str
@@ -39,15 +54,29 @@ class ToolRun:
 
 @dataclass(frozen=True, slots=True)
 class AgentResult:
-    """Has the answer and the calls of one `state.call_tools`.
+    """Holds the answer and the calls of one `state.call_tools`.
 
     Attributes:
         answer: the text of the last answer; None where the steps were used up before one came.
         calls: all calls of tools, in the order in which the model made them.
-        steps: answers of the model, those with calls included.
-        cut: the answer is longer than max_tokens allows, and only its beginning is here.
+        steps: number of answers of the model, those with calls included.
+        cut: True where the answer is longer than max_tokens allows, and only its beginning is here.
         guarantee: of the calls: "enforced" where the model could write no wrong ones, "validated" where they were
             looked at when they had come.
+
+    Examples:
+        >>> @ul.tool
+        ... def population(country: str) -> int:
+        ...     "Looks up how many people live in a country."
+        ...     return {"Iceland": 383726}[country]
+        >>> @ul.function
+        ... def answer(s, question):
+        ...     s += ul.user(question)
+        ...     return s.call_tools([population], "answer", max_tokens=64)
+        >>> model = ul.Echo([population.spelled(country="Iceland"), "About 384,000."])
+        >>> result = answer.run("How many people live in Iceland?", backend=model).ret_value
+        >>> result.answer, result.ended, result.steps, result.calls[0].result
+        ('About 384,000.', 'answer', 2, '383726')
     """
 
     answer: str | None
@@ -58,7 +87,7 @@ class AgentResult:
 
     @property
     def ended(self) -> Literal["answer", "max_tokens", "max_steps"]:
-        """Says why the loop ended; "max_tokens" where it cut the answer off."""
+        """Why the loop ended: with an answer, one that "max_tokens" cut off, or none within "max_steps"."""
         if self.answer is None:
             return "max_steps"
         return "max_tokens" if self.cut else "answer"

@@ -39,10 +39,32 @@ ANYTHING: Forms = (Anything(),)
 
 
 class Partial:
-    """An object of a class while its text is still being written.
+    """Shows an object of a class while its text is still being written: what `state.stream_value` yields.
 
     It has the attributes of the class: fields that have begun as far as they have come, None for the others.
     `vars(part)` is a dict of them. The class's own methods and validators belong to the whole value.
+
+    Args:
+        name: of the class.
+        fields: the attributes by name.
+
+    Examples:
+        >>> from dataclasses import make_dataclass
+        >>> Book = make_dataclass("Book", [("title", str), ("year", int)])
+        >>> @ul.function
+        ... def catalogue(s, note):
+        ...     s += note + ul.gen("book", dtype=Book)
+        >>> gate = ul.Gate()  # holds the answer back, for this example
+        >>> model = ul.Echo(['{"title": "Walden", "year": 1854}'], gate=gate)
+        >>> state = catalogue.run("Thoreau's Walden.", stream=True, backend=model)
+        >>> books = state.stream_value("book")
+        >>> gate.step(9)
+        >>> gate.wait_for(10)
+        >>> next(books)
+        Partial[Book](title='Walden', year=None)
+        >>> gate.open()
+        >>> list(books)[-1]
+        Book(title='Walden', year=1854)
     """
 
     __slots__ = ("__dict__", "_partial_of")
