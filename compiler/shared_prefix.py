@@ -170,14 +170,14 @@ class Cached:
         >>> @ul.function
         ... def classify(s, rules, text):
         ...     s += ul.system(rules) + ul.user(text) + ul.assistant(ul.select("label", choices=["spam", "mail"]))
-        >>> rules = "Spam sells something, asks for money, or hides its sender. Mail is all else that a person may want."
+        >>> rules = "Spam sells something, asks for money, or hides its sender. Mail is all else that comes."
         >>> with classify.bind(rules=rules).cache(ttl=3600) as cached:
         ...     print(cached)
         ...     state = classify.run(rules, "Buy now!")
         ...     state.sync()
-        <cached head of 43 tokens>
+        <cached head of 40 tokens>
         >>> state.usage.cached_tokens
-        43
+        40
     """
 
     def __init__(self, backend: Backend, pinned: str, parts: tuple[Part, ...], tokens: int) -> None:

@@ -216,6 +216,7 @@ class PriceTable(MutableMapping[str, Price]):
 
 
 prices = PriceTable({model: Price(*row) for model, row in PRICES.items()})
+"""Prices of models by name, which costs and budgets in dollars go by: a `PriceTable`, to be edited."""
 
 _AROUND_CONSTRAINT = 64  # tokens apart from the bytes of a schema, of which a provider makes fewer tokens
 PICODOLLARS = 10**12  # of a dollar; whole numbers, so that what is held and given back leaves no rest
@@ -332,7 +333,7 @@ class Budget:
         ...     print(error)
         ...     print(error.state.usage.calls)
          Once.
-        1 calls have been made, and one more does not fit Budget(calls=1); raise calls to 2
+        1 call has been made, and one more does not fit Budget(calls=1); raise calls to 2
         1
     """
 
@@ -476,10 +477,10 @@ class Allowance:
                     f"left of {budget}; raise tokens to {spent.tokens + charge.tokens}, or lower max_tokens"
                 )
             case "calls":
+                made = "1 call has" if spent.calls == 1 else f"{spent.calls} calls have"
                 more = "one more does" if charge.calls == 1 else f"{charge.calls} more do"
                 return BudgetError(
-                    f"{spent.calls} calls have been made, and {more} not fit {budget}; raise calls to "
-                    f"{spent.calls + charge.calls}"
+                    f"{made} been made, and {more} not fit {budget}; raise calls to {spent.calls + charge.calls}"
                 )
             case "dollars":
                 assert budget.dollars is not None, "a limit that is not there is not passed"

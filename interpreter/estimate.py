@@ -61,8 +61,6 @@ class Estimate:
         ...         tips += ul.gen("tip", max_tokens=16)
         >>> advise.estimate("Sleep well.")
         Estimate(calls=3, prompt_tokens=9, completion_tokens=48, dollars=0.0)
-        >>> round(ul.Price(2.5, 10).dollars(ul.Usage(prompt_tokens=9, completion_tokens=48)), 6)
-        0.000503
     """
 
     calls: int

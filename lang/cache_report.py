@@ -19,24 +19,57 @@ _MOST_ROWS = 200  # of a table in a notebook
 
 
 class CacheCause(StrEnum):
-    """Why the cached part of a prompt ends where it does."""
+    """Says why the cached part of a prompt ends where it does; a member is a text, such as "argument".
 
-    HIT = "hit"  # all of it was there; the last token is computed always
-    FIRST = "first"  # no earlier prompt is known
-    NEW = "new"  # an earlier prompt ends here: what follows has never been asked before
-    ARGUMENT = "argument"  # another argument than in earlier runs
-    VOLATILE = "volatile"  # the same line wrote another text, and no argument explains it
-    GENERATED = "generated"  # the model gave another answer
-    BRANCH = "branch"  # calls of this run part here
-    OTHER_LINE = "other_line"  # earlier prompts go on with what another line said
-    EVICTED = "evicted"  # it had been computed, and was gone again
-    CONCURRENT = "concurrent"  # a call that ran at the same time was still computing it
-    SALT = "salt"  # it was there, under another salt
-    SEAM = "seam"  # the same characters, in other tokens
-    SHORT = "short"  # the provider stores no prompts as short as this
-    OFF = "off"  # the backend keeps nothing
-    NO_CALL = "no_call"  # the text was there already, and no call was made
-    UNKNOWN = "unknown"  # the call failed or still runs
+    Attributes:
+        HIT: all of the prompt was cached; its last token is computed always.
+        FIRST: no earlier prompt is known.
+        NEW: an earlier prompt ends here; what follows has never been asked before.
+        ARGUMENT: an argument is another one than in earlier runs.
+        VOLATILE: the same line wrote another text, and no argument explains it.
+        GENERATED: the model gave another answer.
+        BRANCH: calls of this run part here.
+        OTHER_LINE: earlier prompts go on with what another line said.
+        EVICTED: it had been computed, and was gone again.
+        CONCURRENT: a call that ran at the same time was still computing it.
+        SALT: it was there, under another salt or adapter.
+        SEAM: the same characters are other tokens here.
+        SHORT: the provider stores no prompts as short as this.
+        OFF: the backend keeps nothing.
+        NO_CALL: the text was there already, and no call was made.
+        UNKNOWN: the call failed or still runs.
+
+    Examples:
+        >>> @ul.function
+        ... def ask(s, question):
+        ...     s += "Answer in one word. Say no more than that. "
+        ...     s += question
+        ...     s += ul.gen("answer", max_tokens=4)
+        >>> causes = []
+        >>> model = ul.Echo(lambda prompt: " Yes.")
+        >>> for question in ("Is it easy?", "Is it quick?", "Is it quick?"):
+        ...     call = ask.run(question, backend=model).explain_cache()["answer"]
+        ...     causes.append(str(call.cause))
+        >>> causes, call.cause is ul.CacheCause.HIT
+        (['first', 'argument', 'hit'], True)
+    """
+
+    HIT = "hit"
+    FIRST = "first"
+    NEW = "new"
+    ARGUMENT = "argument"
+    VOLATILE = "volatile"
+    GENERATED = "generated"
+    BRANCH = "branch"
+    OTHER_LINE = "other_line"
+    EVICTED = "evicted"
+    CONCURRENT = "concurrent"
+    SALT = "salt"
+    SEAM = "seam"
+    SHORT = "short"
+    OFF = "off"
+    NO_CALL = "no_call"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +130,7 @@ class CallReport:
         kind, name: "gen" or "select", and the variable; "" for none.
         line: of the program that says it.
         attempt: 1, and more for calls that repeat one (a constraint that the answer broke, several continuations).
-        prompt_tokens: as the backend counts them: a runtime counts those of a select once for every choice.
+        prompt_tokens: as the backend counts them; of a select the prompt once and the tokens of each choice.
         cached_tokens: of these, found in the cache.
         created_tokens: of these, put into the cache by this call.
         computed_tokens: of these, not found.
@@ -144,11 +177,28 @@ class CallReport:
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """The cache report of a run's calls, branches included, in the order in which they were made.
+    """Explains how much of each prompt of a run was in the cache, and why no more; see `State.explain_cache`.
 
     Attributes:
         backend: its name.
-        calls: one entry for each.
+        calls: a report of each call, branches included, in the order in which they were made: its tokens, its `cause`
+            and where the cached part ends.
+
+    Examples:
+        >>> @ul.function
+        ... def ask(s, question):
+        ...     s += "Answer in one word. Say no more than that. "
+        ...     s += question
+        ...     s += ul.gen("answer", max_tokens=4)
+        >>> model = ul.Echo(lambda prompt: " Yes.")
+        >>> first = ask.run("Is it easy?", backend=model)
+        >>> report = ask.run("Is it quick?", backend=model).explain_cache()
+        >>> report
+        <CacheReport: 1 call on Echo: 13 of 15 prompt tokens cached (87%)>
+        >>> report["answer"].explanation
+        'the argument question is another one than in an earlier run'
+        >>> report["answer"].miss.source.code
+        's += question'
     """
 
     backend: str
@@ -156,22 +206,29 @@ class CacheReport:
 
     @property
     def prompt_tokens(self) -> int:
+        """Number of tokens of all prompts."""
         return sum(call.prompt_tokens for call in self.calls)
 
     @property
     def cached_tokens(self) -> int:
+        """Number of these that were found in the cache."""
         return sum(call.cached_tokens for call in self.calls)
 
     @property
     def created_tokens(self) -> int:
+        """Number of these that the calls have put into the cache."""
         return sum(call.created_tokens for call in self.calls)
 
     @property
     def computed_tokens(self) -> int:
+        """Number of these that were not found, and so were computed."""
         return sum(call.computed_tokens for call in self.calls)
 
     def __getitem__(self, name: str) -> CallReport:
-        """The latest call for variable `name`.
+        """Returns the report of the latest call for a variable.
+
+        Args:
+            name: of the variable.
 
         Raises:
             KeyError: no call has set it.

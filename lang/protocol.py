@@ -35,16 +35,36 @@ class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Tokens of one request, or the sum over a run.
+    """Counts the tokens and calls of one request, or of a run; see `State.usage`. Usages add up, `sum` included.
 
-    `cached_tokens` are prompt tokens whose KV was reused; 0 is 0, never "unknown". `cache_write_tokens` are prompt
-    tokens that explicit caching has stored: those that marks created (`Caching`), or that a hosted backend charged for
-    storing. `cache_read_tokens` are prompt tokens that explicit caching has read: those that marks found kept, or that
-    a hosted backend charged as read. What our runtime caches without marks is in neither, and is free. All are among
-    the `prompt_tokens`. `long_write_tokens` are those of the `cache_write_tokens` that marks keep for an hour or
-    longer, or that a hosted backend stores for longer than its shortest time, which costs more. `loaded_tokens` are
-    those of the `cached_tokens` that came from a tier of the cache, by tier: "host", "disk" or "shared". The others
-    were on the device.
+    What our runtime caches without marks is in neither `cache_write_tokens` nor `cache_read_tokens`, and is free.
+
+    Attributes:
+        prompt_tokens: number of tokens of prompts, cached or not.
+        cached_tokens: those of the prompt tokens whose KV was reused; 0 is 0, never "unknown".
+        completion_tokens: number of generated tokens.
+        calls: number of requests.
+        cache_write_tokens: those of the prompt tokens that explicit caching has stored: that marks created (`Caching`),
+            or that a hosted backend charged for storing.
+        long_write_tokens: those of the `cache_write_tokens` that marks keep for an hour or longer, or that a hosted
+            backend stores for longer than its shortest time, which costs more.
+        cache_read_tokens: those of the prompt tokens that explicit caching has read: that marks found kept, or that a
+            hosted backend charged as read.
+        loaded_tokens: those of the cached tokens that came from a tier of the cache, by tier: "host", "disk" or
+            "shared". The others were on the device.
+
+    Examples:
+        >>> @ul.function
+        ... def ask(s, manual, question):
+        ...     s += manual + question + ul.gen("answer", max_tokens=4)
+        >>> manual = "To open the lid, press the button, wait for the light and turn the lid to the left. "
+        >>> model = ul.Echo(lambda prompt: " Yes.")
+        >>> first = ask.run(manual, "Is it easy?", backend=model).usage
+        >>> second = ask.run(manual, "Is it quick?", backend=model).usage
+        >>> second.prompt_tokens, second.cached_tokens, second.completion_tokens, second.calls
+        (25, 23, 2, 1)
+        >>> (first + second).total_tokens
+        54
     """
 
     prompt_tokens: int = 0
@@ -58,7 +78,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of prompts and generated tokens, cached or not."""
+        """Number of tokens of prompts and of generated tokens, cached or not."""
         return self.prompt_tokens + self.completion_tokens
 
     def __add__(self, other: "Usage") -> "Usage":
@@ -97,7 +117,11 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
         return notebook.table([(notebook.escaped(name), value) for name, value in told.items()])
 
     def marked(self, caching: CachingUsage | None) -> "Usage":
-        """Returns these tokens with the figures of the request's marks; None is a request without marks."""
+        """Returns these tokens with the figures of the request's marks; called by the runtime's gateway.
+
+        Args:
+            caching: the figures; None for a request without marks.
+        """
         if caching is None:
             return self
         return msgspec.structs.replace(
@@ -905,14 +929,30 @@ class Tokenizing(Protocol):
 
 
 class Speculation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Savings and waste of speculation: requesting more text than a `gen` needs.
+    """Counts what speculation saved and wasted: a `gen` requests more text than it needs, for those that follow.
+
+    It is asked for by `num_api_spec_tokens` or `speculate`, and is part of `state.cost`.
 
     Attributes:
-        calls_saved: calls that were not made, since the text was there already, less those that were made in vain.
+        calls_saved: number of calls that were not made, since the text was there already, less those that were made in
+            vain.
         input_tokens_saved: prompt tokens of those calls; estimated from the text where a provider counts none.
         output_tokens_wasted: generated tokens after the `gen` that asked for them, of which no variable was made.
         tokens_speculated: generated tokens beyond what the `gen` itself needed.
-        hits, misses: how many gens were answered from text at hand, and how many found some that did not fit.
+        hits: number of gens that were answered from text at hand.
+        misses: number of gens that found some text at hand that did not fit.
+
+    Examples:
+        >>> import msgspec
+        >>> paid = msgspec.structs.replace(ul.Echo().capabilities, speculation=True)  # as models that are paid by call
+        >>> @ul.function(stop=".", num_api_spec_tokens=32)
+        ... def card(s, name):
+        ...     s += name + " Job:" + ul.gen("job", max_tokens=8)
+        ...     s += ". Home:" + ul.gen("home", max_tokens=8)
+        >>> model = ul.Echo({"Robin Hood Job:": " archer. Home: Sherwood."}, capabilities=paid)
+        >>> state = card.run("Robin Hood", backend=model)
+        >>> state["job"], state["home"], state.cost.usage.calls, state.cost.speculation.calls_saved
+        (' archer', ' Sherwood', 1, 1)
     """
 
     calls_saved: int = 0
@@ -940,7 +980,7 @@ class Speculation(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The cost of a run so far, or of several runs added up.
+    """Holds the cost of a run so far, or of several runs added up; see `State.cost`.
 
     Attributes:
         usage: tokens and calls.
@@ -948,11 +988,24 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
         speculation: what `num_api_spec_tokens` and `speculate` did.
         dollars_saved: by speculation: its saved prompt tokens at their full price less its wasted tokens, so below 0
             where it did not pay; None as for `dollars`.
-        cancelled_calls: that were cancelled, or that cancelled branches did not make.
-        tokens_saved: that these could still have generated, by their `max_tokens`: at most so many were saved.
+        cancelled_calls: number of calls that were cancelled, or that cancelled branches did not make.
+        tokens_saved: number of tokens that these could still have generated, by their `max_tokens`: at most so many
+            were saved.
         read: tokens and calls that a journal has answered: they cost nothing now. `read.calls` counts them, as
             `usage.calls` counts those that were made.
         dollars_read: what they have cost when they were made; None where one had no price.
+
+    Examples:
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += country + ":" + ul.gen("city", max_tokens=4)
+        >>> countries = [("France",), ("Italy",)]
+        >>> model = ul.Echo({"France": " Paris", "Italy": " Rome"})
+        >>> _ = capital.run_batch(countries[:1], journal="run.jsonl", backend=model)
+        >>> states = capital.run_batch(countries, journal="run.jsonl", backend=model)
+        >>> cost = sum(state.cost for state in states)
+        >>> cost.usage.calls, cost.read.calls, cost.dollars  # a call made, a call read from the journal
+        (1, 1, 0.0)
     """
 
     usage: Usage = Usage()

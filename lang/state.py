@@ -1100,7 +1100,7 @@ class StateGroup(BaseStateGroup[S]):
             yield self._states[race.next()]
 
     def first(self, count: int = 1, timeout: float | None = None) -> list[S]:
-        """Waits for the first branches that end well, cancels the others, and returns those, in the order of their ends.
+        """Waits for the first branches that end well, cancels the others, and returns those, as they ended.
 
         Args:
             count: number of branches to wait for.

@@ -29,7 +29,21 @@ Kind = Literal["effect", "volatile"]
 
 
 class TraceWarning(UserWarning):
-    """A traced program has side effects or volatile values: it prints, writes, or reads the time."""
+    """Warns that a traced program has side effects or volatile values: it prints, writes, or reads the time.
+
+    They happen once, when the program is traced or compiled, and never in a run of the graph.
+
+    Examples:
+        >>> import datetime, warnings
+        >>> @ul.function
+        ... def greet(s, name):
+        ...     s += f"It is {datetime.date.today()}. Greet " + name + ":" + ul.gen("greeting")
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     compiled = greet.compile()
+        >>> print(str(caught[0].message).partition(": ")[0])
+        greet was traced. What it does is different each time, and kept in the graph as it is now
+    """
 
     __module__ = "umbel"
 

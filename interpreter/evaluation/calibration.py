@@ -64,11 +64,9 @@ class KeptAccuracy(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Calibration(Printed):
-    """The calibration of a select. `print(calibration)` shows it; made by `report.calibration`.
+    """Compares how often a select is right with how probable its choices were; made by `report.calibration`.
 
-        calibration = report.calibration("answer", "label")
-        print(calibration.ece, calibration.accuracy, calibration.confidence)
-        calibration.plot("calibration.svg")
+    `print(calibration)` shows it, and `plot` draws it.
 
     Args:
         variable: of the select.
@@ -78,6 +76,17 @@ class Calibration(Printed):
         bins: those that have rows, by rising confidence.
         left_out: rows without probabilities: failed programs, or none were scored.
         unknown_labels: rows whose label is none of the choices; they count as wrong.
+
+    Examples:
+        >>> @ul.function
+        ... def is_spam(s, mail):
+        ...     s += mail + " Spam?" + ul.select("spam", choices=[" yes", " no"])
+        >>> rows = [{"mail": "Buy!", "label": "yes"}, {"mail": "Win!", "label": "yes"}, {"mail": "Hi.", "label": "no"}]
+        >>> model = ul.Echo(scores={" yes": -0.1, " no": -2.4})
+        >>> report = ul.evaluate(is_spam, rows, ul.exact_match("spam", "label"), backend=model)
+        >>> calibration = report.calibration()
+        >>> print(f"right {calibration.accuracy:.0%}, certain {calibration.confidence:.0%}, ECE {calibration.ece:.2f}")
+        right 67%, certain 91%, ECE 0.24
     """
 
     variable: str

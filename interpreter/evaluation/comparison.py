@@ -63,12 +63,26 @@ class Difference(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Comparison(Printed):
-    """The comparison of two evaluations. `print(comparison)` shows it.
+    """Holds the differences between two evaluations of the same data; made by `compare`. `print` shows it.
 
     Args:
         first: the earlier report.
         second: the other one.
         differences: of the figures that both have, by name.
+
+    Examples:
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += f"The capital of {country} is" + ul.gen("city", max_tokens=4)
+        >>> rows = [{"country": "France", "label": "Paris"}, {"country": "Italy", "label": "Rome"}]
+        >>> metric = ul.exact_match("city", "label")
+        >>> first = ul.evaluate(capital, rows, metric, backend=ul.Echo({"France": " Paris", "Italy": " Milan"}))
+        >>> second = ul.evaluate(capital, rows, metric, backend=ul.Echo({"France": " Paris", "Italy": " Rome"}))
+        >>> comparison = ul.compare(first, second)
+        >>> comparison.main.first, comparison.main.second, comparison.main.p_value
+        (0.5, 1.0, 1.0)
+        >>> [(before.variables["city"], after.variables["city"]) for before, after in comparison.better]
+        [(' Milan', ' Rome')]
     """
 
     first: EvaluationReport
@@ -156,15 +170,33 @@ def compare(first: EvaluationReport, second: EvaluationReport) -> Comparison:
     Shares are compared by the exact McNemar test, numbers by a permutation test of the pairs. Rows that one of the
     metrics could not measure are left out.
 
-        comparison = ul.compare(ul.EvaluationReport.load("first.json"), report)
-        print(comparison)
-
     Args:
         first: the report of the earlier program, or prompt, or model.
         second: the other one.
 
     Raises:
         ParameterError: they are about other rows, or have no figure in common.
+
+    Examples:
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += f"The capital of {country} is" + ul.gen("city", max_tokens=4)
+        >>> @ul.function
+        ... def careful(s, country):
+        ...     s += f"The seat of government, which need not be the largest city, of {country}:"
+        ...     s += ul.gen("city", max_tokens=4)
+        >>> rows = [{"country": "France", "label": "Paris"}, {"country": "Italy", "label": "Rome"}]
+        >>> model = ul.Echo({"France is": " Paris", "Italy is": " Milan", "France:": " Paris", "Italy:": " Rome"})
+        >>> metric = ul.exact_match("city", "label")
+        >>> first = ul.evaluate(capital, rows, metric, backend=model)
+        >>> second = ul.evaluate(careful, rows, metric, backend=model)
+        >>> print(ul.compare(first, second))
+        capital (Echo) → careful (Echo), on the data: 2 rows
+        exact_match  50.0% → 100.0%: +50.0 points  ...
+        better       1 row: 1
+                     row 1: city: ' Milan' → ' Rome', right is 'Rome', ...
+        worse        0 rows
+        ...
     """
     for name, given in (("first", first), ("second", second)):
         if not isinstance(given, EvaluationReport):

@@ -61,9 +61,6 @@ def evaluate(
 ) -> EvaluationReport:
     """Runs a program over data, measures each result by a metric, and reports the figures with their intervals.
 
-        report = ul.evaluate(triage, "tickets.csv", ul.exact_match("queue", "label"))
-        print(report)
-
     Programs that fail count as wrong, and are listed by kind. A row whose metric raises counts for nothing, and is
     listed with the error. The report is about all other rows, too: neither stops the run.
 
@@ -85,11 +82,28 @@ def evaluate(
         num_threads: most programs at once; default: "auto".
         options: as of `run_batch`: temperature, budget, timeout, view ...
 
+    Returns:
+        The report: figures with intervals, cost, errors by kind, and all rows.
+
     Raises:
         ParameterError: wrong arguments, a column that is missing, or data without rows.
         JournalError: the journal is damaged, in use, or of another program, version, model or arguments.
         Exception: that of the data itself, or of the row that exceeds `max_errors`; its attribute `report` is about the
             rows that were measured before.
+
+    Examples:
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += f"The capital of {country} is" + ul.gen("city", max_tokens=4)
+        >>> rows = [{"country": "France", "label": "Paris"}, {"country": "Italy", "label": "Rome"}]
+        >>> model = ul.Echo({"France": " Paris", "Italy": " Milan"})
+        >>> report = ul.evaluate(capital, rows, ul.exact_match("city", "label"), backend=model)
+        >>> print(report)
+        capital on the data: 2 rows, Echo
+        exact_match  50.0%  (95%: 9.5% to 90.5%; Wilson; 2 rows)
+        cost         2 calls, ...
+        worst        row 1: city=' Milan', right is 'Rome', ...
+        ...
     """
     if not callable(getattr(program, "run_batch", None)) or isinstance(program, type):
         raise ParameterError(f"evaluate(program={shown(program)}); write a function with @umbel.function")

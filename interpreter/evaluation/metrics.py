@@ -27,7 +27,7 @@ Figures = dict[str, bool | float]
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """The metric of a variable and the column with its right value. Made by `exact_match` and `contains_match`."""
+    """Compares a variable with the column of its right value: made by `exact_match` and `contains_match`."""
 
     variable: str
     label: str
@@ -72,15 +72,25 @@ def exact_match(variable: str, label: str, *, ignore_case: bool = False) -> Matc
     equal if the text spells the number, a bool and a text if it says true or false. Where the column has a list, one of
     its members has to be equal.
 
-        ul.evaluate(triage, "tickets.csv", ul.exact_match("queue", "label"))
-
     Args:
         variable: the name of the program's variable.
         label: the name of the column with the right value.
         ignore_case: "Yes" is "yes", too; default: False.
 
+    Returns:
+        A metric for `evaluate`; called with a state and a row it returns True or False.
+
     Raises:
         ParameterError: a name that is no text.
+
+    Examples:
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += f"The capital of {country} is" + ul.gen("city", max_tokens=4)
+        >>> metric = ul.exact_match("city", "label")
+        >>> state = capital.run("France", backend=ul.Echo([" Paris"]))
+        >>> metric(state, {"label": "Paris"}), metric(state, {"label": ["Lyon", "Nice"]})
+        (True, False)
     """
     return _matching(variable, label, ignore_case, is_exact=True)
 
@@ -88,15 +98,25 @@ def exact_match(variable: str, label: str, *, ignore_case: bool = False) -> Matc
 def contains_match(variable: str, label: str, *, ignore_case: bool = False) -> Matching:
     """Makes a metric: whether the text of a variable contains the text of a column, or one of a list of texts.
 
-        ul.evaluate(answer, "questions.jsonl", ul.contains_match("answer", "city", ignore_case=True))
-
     Args:
         variable: the name of the program's variable.
         label: the name of the column with the text.
         ignore_case: "Paris" is in "PARIS", too; default: False.
 
+    Returns:
+        A metric for `evaluate`; called with a state and a row it returns True or False.
+
     Raises:
         ParameterError: a name that is no text.
+
+    Examples:
+        >>> @ul.function
+        ... def ask(s, question):
+        ...     s += question + ul.gen("answer", max_tokens=16)
+        >>> rows = [{"question": "Where is the Louvre?", "city": "Paris"}]
+        >>> model = ul.Echo([" It is in PARIS, of course."])
+        >>> ul.evaluate(ask, rows, ul.contains_match("answer", "city", ignore_case=True), backend=model).accuracy
+        1.0
     """
     return _matching(variable, label, ignore_case, is_exact=False)
 

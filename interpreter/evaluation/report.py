@@ -62,11 +62,9 @@ class EvaluationFigure(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class EvaluationReport(Framed, Printed):
-    """The report of an evaluation. `print(report)` shows it; it can be saved, loaded, compared and made a frame.
+    """Holds the rows of an evaluation and computes its figures; made by `evaluate` and by `EvaluationReport.load`.
 
-        report = ul.evaluate(triage, "tickets.csv", ul.exact_match("queue", "label"))
-        print(report.mean, report.cost.dollars)
-        report.save("first.json")
+    `print(report)` shows it; it can be saved, loaded, compared and made a frame.
 
     Args:
         program: name of the program.
@@ -79,6 +77,20 @@ class EvaluationReport(Framed, Printed):
         results: the rows, in the order of the data.
         variable: that the metric compares; "" for a metric of another kind than `umbel.exact_match`.
         label: the column that it compares the variable with, or "".
+
+    Examples:
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += f"The capital of {country} is" + ul.gen("city", max_tokens=4)
+        >>> rows = [{"country": "France", "label": "Paris"}, {"country": "Italy", "label": "Rome"}]
+        >>> model = ul.Echo({"France": " Paris", "Italy": " Milan"})
+        >>> report = ul.evaluate(capital, rows, ul.exact_match("city", "label"), backend=model)
+        >>> report.accuracy, report.errors, report.cost.usage.calls
+        (0.5, {}, 2)
+        >>> report.worst(1)[0].variables, report.worst(1)[0].inputs
+        ({'city': ' Milan'}, {'country': 'Italy', 'label': 'Rome'})
+        >>> ul.EvaluationReport.load(report.save("first.json")).accuracy
+        0.5
     """
 
     program: str
@@ -126,7 +138,11 @@ class EvaluationReport(Framed, Printed):
         return self.figure.mean
 
     def values(self, name: str) -> dict[int, float]:
-        """Returns the values of a figure by the number of the row. A failed program has False, or `error_score`.
+        """Returns the values of a figure by the number of the row. A failed program has 0, or `error_score` where the
+        metric gives numbers.
+
+        Args:
+            name: of the figure.
 
         Raises:
             ParameterError: there is no figure of this name.
@@ -183,7 +199,7 @@ class EvaluationReport(Framed, Printed):
         equally wrong, those come first whose choice was the most probable.
 
         Args:
-            count: of rows at most.
+            count: number of rows, at most; default: 5.
             name: of the figure; default: the first.
         """
         figure = self.figure.name if name is None else name
@@ -193,7 +209,11 @@ class EvaluationReport(Framed, Printed):
         return sorted(rows, key=lambda row: (values[row.row], -_certainty(row), row.row))[: _checked_count(count)]
 
     def slowest(self, count: int = _SHOWN) -> list[EvaluatedRow]:
-        """Returns the rows whose programs took longest. Programs that run at the same time wait for each other."""
+        """Returns the rows whose programs took longest. Programs that run at the same time wait for each other.
+
+        Args:
+            count: number of rows, at most; default: 5.
+        """
         timed = [row for row in self.results if row.seconds is not None]
         return sorted(timed, key=lambda row: -(row.seconds or 0.0))[: _checked_count(count)]
 
@@ -204,7 +224,11 @@ class EvaluationReport(Framed, Printed):
     # -------------------------------------------------------------------------------- other reports
 
     def compare(self, other: "EvaluationReport") -> "Comparison":
-        """Compares this report with a later one of the same data; see `umbel.compare`."""
+        """Compares this report with a later one of the same data; see `umbel.compare`.
+
+        Args:
+            other: the later report.
+        """
         from .comparison import compare
 
         return compare(self, other)
@@ -253,6 +277,9 @@ class EvaluationReport(Framed, Printed):
     def save(self, path: str | os.PathLike[str]) -> str:
         """Writes the report, with its rows, as JSON, and returns the path. A file that is there is replaced.
 
+        Args:
+            path: of the file.
+
         Raises:
             ParameterError: the file cannot be written.
         """
@@ -270,6 +297,9 @@ class EvaluationReport(Framed, Printed):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Reads a report that `save` wrote.
+
+        Args:
+            path: of the file.
 
         Raises:
             ParameterError: there is no such file, or it is no report.

@@ -60,7 +60,11 @@ class Printed(ABC):
     __slots__ = ()
 
     def text(self, width: int | None = None) -> str:
-        """Returns it as text. `width`: of its lines, in characters; None: of the terminal, at most 100."""
+        """Returns what `print` shows.
+
+        Args:
+            width: of the lines, in characters; None: of the terminal, at most 100.
+        """
         return laid_out(self._title(), self._fields(), width)
 
     def __str__(self) -> str:

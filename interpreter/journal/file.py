@@ -43,7 +43,26 @@ _HEAD = len(_OPENING) + 2 * _SUM_BYTES + 2  # to the first member after the sum
 
 
 class JournalWarning(UserWarning):
-    """Something of a journal was dropped."""
+    """Warns that something of a journal was dropped: its last line, which a killed process had begun to write.
+
+    The call of that line is made again.
+
+    Examples:
+        >>> import warnings
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += country + ":" + ul.gen("city", max_tokens=4)
+        >>> state = capital.run("France", journal="run.jsonl")
+        >>> with open("run.jsonl", "a") as file:
+        ...     _ = file.write('{"sum":')  # as a process leaves it that was killed
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     state = capital.run("France", journal="run.jsonl")
+        >>> print(caught[0].category.__name__, caught[0].message)
+        JournalWarning run.jsonl: the last line (6) is torn, and is dropped; its call is made again
+        >>> state.cost.read.calls
+        1
+    """
 
     __module__ = "umbel"
 

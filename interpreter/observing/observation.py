@@ -28,9 +28,6 @@ current: "Observation | None" = None  # of this process; None where runs are not
 def observe(tracer: "Tracer | TracerProvider | None" = None, *, content: bool = False) -> "Observation":
     """Makes a span of OpenTelemetry of every run that begins from now on, of its branches and of its calls.
 
-        with ul.observe():
-            judge.run(essay=text)
-
     Names follow the semantic conventions of OpenTelemetry for generative AI; docs/frameworks.md lists them. Spans of a
     run are children of the span that is current where the run is started, and spans that the program's body makes are
     children of the run's. Requests of hosted backends and to servers of umbel carry `traceparent`.
@@ -48,6 +45,20 @@ def observe(tracer: "Tracer | TracerProvider | None" = None, *, content: bool = 
         MissingExtraError: OpenTelemetry is not installed.
         ParameterError: a tracer that is none.
         ProgramError: runs are observed already.
+
+    Examples:
+        >>> from opentelemetry.sdk.trace import TracerProvider
+        >>> from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+        >>> from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+        >>> provider, exporter = TracerProvider(), InMemorySpanExporter()
+        >>> provider.add_span_processor(SimpleSpanProcessor(exporter))
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += country + ":" + ul.gen("city", max_tokens=4)
+        >>> with ul.observe(provider):
+        ...     capital.run("France").sync()
+        >>> sorted(span.name for span in exporter.get_finished_spans())
+        ['invoke_workflow capital', 'text_completion Echo']
     """
     switch = checks.switch("content", content)
     observation = Observation(_tracer_of(tracer), content=switch)
@@ -62,9 +73,28 @@ def observe(tracer: "Tracer | TracerProvider | None" = None, *, content: bool = 
 class Observation:
     """Observes the runs of this process until it is stopped; made by `observe`.
 
+    A context manager: leaving the block stops it.
+
     Args:
         tracer: makes the spans.
         content: whether spans have prompts and answers.
+
+    Examples:
+        >>> from opentelemetry.sdk.trace import TracerProvider
+        >>> from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+        >>> from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+        >>> provider, exporter = TracerProvider(), InMemorySpanExporter()
+        >>> provider.add_span_processor(SimpleSpanProcessor(exporter))
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += country + ":" + ul.gen("city", max_tokens=4)
+        >>> observation = ul.observe(provider, content=True)  # as an application does when it starts
+        >>> capital.run("France").sync()
+        >>> observation.stop()  # and when it ends
+        >>> capital.run("Italy").sync()
+        >>> call, run = exporter.get_finished_spans()
+        >>> call.attributes["gen_ai.input.messages"]
+        '[{"role": "user", "parts": [{"type": "text", "content": "France:"}]}]'
     """
 
     def __init__(self, tracer: "Tracer", *, content: bool) -> None:
@@ -87,7 +117,15 @@ class Observation:
         self.stop()
 
     def open(self, run: "Run", program: str) -> "RunSpans | None":
-        """Starts the span of a run, below the caller's current one; None for an estimate, which asks no model."""
+        """Starts the span of a run, below the caller's current one; called by runs themselves.
+
+        Args:
+            run: that begins.
+            program: name of its program.
+
+        Returns:
+            Its spans; None for an estimate, which asks no model.
+        """
         if run.backend.capabilities.made_up:
             return None
         from .spans import RunSpans
