@@ -93,10 +93,12 @@ class Program(RunnableProgram):
 
         Args:
             static_args: as of `trace`.
-            passes: how the graph is rewritten, see `compiler.passes.rewrite`. By default only in ways that no run
-                shows.
-            keep: variables that are asked for; None for all of them, and the text.
-            independent: variables whose calls need not see each other's text.
+            passes: how the graph is rewritten: "default" only in ways that no run shows (fold, merge_text); "none"; or
+                a list of "default" and of passes that change which calls are made, or when: drop_unused (calls that
+                nothing depends on are not made), merge_equal (equal calls are made once), merge_samples (samples of one
+                prompt are one call), fork_independent (branches begin as early as they can).
+            keep: for drop_unused: variables that are asked for; None for all of them, and the text.
+            independent: for fork_independent: variables whose calls need not see each other's text; None for none.
             server: True ships the graph to the runtime, which runs all of it: one message there and one way back,
                 instead of those of every `gen`. "auto" does so where it saves ways and is possible: on a Runtime with
                 its model's own chat template, for a program of two calls or more whose arguments are plain values

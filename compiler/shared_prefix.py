@@ -169,7 +169,8 @@ class Cached:
     Examples:
         >>> @ul.function
         ... def classify(s, rules, text):
-        ...     s += ul.system(rules) + ul.user(text) + ul.assistant(ul.select("label", choices=["spam", "mail"]))
+        ...     s += ul.system(rules) + ul.user(text)
+        ...     s += ul.assistant(ul.select("label", choices=["spam", "mail"]))
         >>> rules = "Spam sells something, asks for money, or hides its sender. Mail is all else that comes."
         >>> with classify.bind(rules=rules).cache(ttl=3600) as cached:
         ...     print(cached)

@@ -327,8 +327,9 @@ class Budget:
         ...     for part in ("beginning", "end"):
         ...         s += ul.gen(part, max_tokens=8)
         ...         print(s[part])
+        >>> model = ul.Echo([" Once.", " So it was."])
         >>> try:
-        ...     tell.run("A tale:", budget=ul.Budget(calls=1), backend=ul.Echo([" Once.", " So it was."]))
+        ...     tell.run("A tale:", budget=ul.Budget(calls=1), backend=model)
         ... except ul.BudgetError as error:
         ...     print(error)
         ...     print(error.state.usage.calls)

@@ -120,19 +120,19 @@ class Program:
                 such as temperature and max_tokens, which are defaults for the calls of this run.
 
         Keyword Args:
-            backend: to run on; default: that of `set_default_backend`.
-            stream: True returns at once, to read while the body runs; default: False.
-            timeout: seconds for all of the run: every wait ends by then; default: None, no limit.
-            budget: an umbel.Budget: tokens, calls, dollars or seconds that no call goes beyond; default: None.
-            verbose: True prints the text while it runs; default: False.
-            journal: path of a file: calls that it has are read from it, others are made and kept there, so that a run
-                that was killed goes on where it was (docs/journal.md); default: None.
-            num_api_spec_tokens: as of `function`, for this run; 0 for none.
-            speculate: as of `function`, for this run.
-            salt: a namespace of the prefix cache for these requests alone; default: "", which all share.
-            priority: of the requests; higher runs earlier; default: 0.
-            record: False keeps no record of the run, which `state.show()` needs; default: True.
-            sampling: a dict for any of all these whose name the program uses itself.
+            backend (Backend): to run on; default: that of `set_default_backend`.
+            stream (bool): True returns at once, to read while the body runs; default: False.
+            timeout (float): seconds for all of the run: every wait ends by then; default: None, no limit.
+            budget (Budget): tokens, calls, dollars or seconds that no call goes beyond; default: None.
+            verbose (bool): True prints the text while it runs; default: False.
+            journal (str): path of a file: calls that it has are read from it, others are made and kept there, so that a
+                run that was killed goes on where it was (docs/journal.md); default: None.
+            num_api_spec_tokens (int): as of `function`, for this run; 0 for none.
+            speculate (str): as of `function`, for this run.
+            salt (str): a namespace of the prefix cache for these requests alone; default: "", which all share.
+            priority (int): of the requests; higher runs earlier; default: 0.
+            record (bool): False keeps no record of the run, which `state.show()` needs; default: True.
+            sampling (dict): for any of all these whose name the program uses itself.
 
         Raises:
             ParameterError: arguments that do not fit, before anything runs.
@@ -292,6 +292,10 @@ class Program:
                 streams as `state.show()` does.
             options: as of `run`, the same for every program. A `budget` is for all of them together, its seconds from
                 the first result that is asked for; programs that it has no room for fail with BudgetError.
+
+        Returns:
+            A list of the states, of which `to_pandas()` and the like make frames; an iterator of them with
+                `generator_style`; a `BatchOutput` with `output`.
 
         Raises:
             ParameterError: arguments that do not fit, before anything runs; an output that exists.

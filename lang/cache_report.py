@@ -26,14 +26,14 @@ class CacheCause(StrEnum):
         FIRST: no earlier prompt is known.
         NEW: an earlier prompt ends here; what follows has never been asked before.
         ARGUMENT: an argument is another one than in earlier runs.
-        VOLATILE: the same line wrote another text, and no argument explains it.
+        VOLATILE: the same line wrote another text than in earlier runs, and no argument explains it.
         GENERATED: the model gave another answer.
-        BRANCH: calls of this run part here.
+        BRANCH: another branch of this run says something else here.
         OTHER_LINE: earlier prompts go on with what another line said.
-        EVICTED: it had been computed, and was gone again.
-        CONCURRENT: a call that ran at the same time was still computing it.
-        SALT: it was there, under another salt or adapter.
-        SEAM: the same characters are other tokens here.
+        EVICTED: an earlier call had computed the rest, and it was gone again.
+        CONCURRENT: a call that ran at the same time was still computing the rest.
+        SALT: the rest was there, under another salt or adapter, or in a private part of another tenant.
+        SEAM: an earlier prompt spells the same text in other tokens.
         SHORT: the provider stores no prompts as short as this.
         OFF: the backend keeps nothing.
         NO_CALL: the text was there already, and no call was made.

@@ -944,7 +944,7 @@ class Speculation(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Examples:
         >>> import msgspec
-        >>> paid = msgspec.structs.replace(ul.Echo().capabilities, speculation=True)  # as models that are paid by call
+        >>> paid = msgspec.structs.replace(ul.Echo().capabilities, speculation=True)  # as hosted ones
         >>> @ul.function(stop=".", num_api_spec_tokens=32)
         ... def card(s, name):
         ...     s += name + " Job:" + ul.gen("job", max_tokens=8)

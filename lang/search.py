@@ -225,7 +225,7 @@ def best_of(s: BaseState, n: int, ask: Ask, *, score: Score) -> Any:
         >>> @ul.function
         ... def slogan(s, product):
         ...     def ask(branch, number):
-        ...         branch += f"{product}, slogan {number}:" + ul.gen("slogan", max_tokens=8, temperature=0.8)
+        ...         branch += f"{product}, slogan {number}:" + ul.gen("slogan", temperature=0.8)
         ...     s = ul.best_of(s, 2, ask, score=lambda branch: -len(branch["slogan"]))
         ...     return s["slogan"]
         >>> model = ul.Echo({"slogan 0:": " The tea that is tea.", "slogan 1:": " Just tea."})
@@ -280,8 +280,9 @@ def beam_search(
         ...     s += "Path:"
         ...     def step(branch, number):
         ...         branch += [" left", " right"][number] + ul.gen("height", dtype=int)
-        ...     best = ul.beam_search(s, step, lambda branch: branch.value("height"), width=1, depth=2, branches=2)
-        ...     return best.text()
+        ...     def height(branch):
+        ...         return branch.value("height")
+        ...     return ul.beam_search(s, step, height, width=1, depth=2, branches=2).text()
         >>> climb.run(backend=ul.Echo({"left": "1", "right": "3"})).ret_value
         'Path: right3 right3'
     """
@@ -346,11 +347,12 @@ def tree_search(
         ...         branch += [" add:", " double:"][number] + ul.gen("value", dtype=int)
         ...     def score(branch):
         ...         return -abs(24 - branch.value("value"))
-        ...     found = ul.tree_search(s, step, score, branches=2, expansions=9, done=lambda b: b.value("value") == 24)
-        ...     return found.text()
-        >>> answers = {"Make 24 of 6. add:": "7", "Make 24 of 6. double:": "12", "12 add:": "13", "12 double:": "24"}
-        >>> solve.run("Make 24 of 6.", backend=ul.Echo(answers)).ret_value
-        'Make 24 of 6. double:12 double:24'
+        ...     def done(branch):
+        ...         return branch.value("value") == 24
+        ...     return ul.tree_search(s, step, score, branches=2, expansions=9, done=done).text()
+        >>> answers = {"6: add:": "7", "6: double:": "12", "12 add:": "13", "12 double:": "24"}
+        >>> solve.run("24 of 6:", backend=ul.Echo(answers)).ret_value
+        '24 of 6: double:12 double:24'
     """
     expansions = checks.integer("expansions", expansions, 1, _MOST_STEPS, "a number of states, such as 10")
     if depth is not None:

@@ -408,11 +408,11 @@ class State(BaseState):
         return self.variables
 
     def values(self) -> list[Value]:
-        """Returns the values of all variables, in the order of their names; waits for them."""
+        """Returns the values of all variables, in the order of `keys()`; waits for them."""
         return list(self.to_dict().values())
 
     def items(self) -> list[tuple[str, Value]]:
-        """Returns names with values; waits for them."""
+        """Returns pairs of a name and its value, in the order of `keys()`; waits for them."""
         return list(self.to_dict().items())
 
     def to_dict(self, timeout: float | None = None) -> dict[str, Value]:

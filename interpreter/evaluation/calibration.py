@@ -81,12 +81,15 @@ class Calibration(Printed):
         >>> @ul.function
         ... def is_spam(s, mail):
         ...     s += mail + " Spam?" + ul.select("spam", choices=[" yes", " no"])
-        >>> rows = [{"mail": "Buy!", "label": "yes"}, {"mail": "Win!", "label": "yes"}, {"mail": "Hi.", "label": "no"}]
+        >>> mails = [("Buy!", "yes"), ("Win!", "yes"), ("Hi.", "no")]
+        >>> rows = [{"mail": mail, "label": label} for mail, label in mails]
         >>> model = ul.Echo(scores={" yes": -0.1, " no": -2.4})
         >>> report = ul.evaluate(is_spam, rows, ul.exact_match("spam", "label"), backend=model)
         >>> calibration = report.calibration()
-        >>> print(f"right {calibration.accuracy:.0%}, certain {calibration.confidence:.0%}, ECE {calibration.ece:.2f}")
-        right 67%, certain 91%, ECE 0.24
+        >>> print(f"right: {calibration.accuracy:.0%}, certain: {calibration.confidence:.0%}")
+        right: 67%, certain: 91%
+        >>> round(calibration.ece, 2)
+        0.24
     """
 
     variable: str

@@ -76,8 +76,10 @@ class Comparison(Printed):
         ...     s += f"The capital of {country} is" + ul.gen("city", max_tokens=4)
         >>> rows = [{"country": "France", "label": "Paris"}, {"country": "Italy", "label": "Rome"}]
         >>> metric = ul.exact_match("city", "label")
-        >>> first = ul.evaluate(capital, rows, metric, backend=ul.Echo({"France": " Paris", "Italy": " Milan"}))
-        >>> second = ul.evaluate(capital, rows, metric, backend=ul.Echo({"France": " Paris", "Italy": " Rome"}))
+        >>> small = ul.Echo({"France": " Paris", "Italy": " Milan"})
+        >>> large = ul.Echo({"France": " Paris", "Italy": " Rome"})
+        >>> first = ul.evaluate(capital, rows, metric, backend=small)
+        >>> second = ul.evaluate(capital, rows, metric, backend=large)
         >>> comparison = ul.compare(first, second)
         >>> comparison.main.first, comparison.main.second, comparison.main.p_value
         (0.5, 1.0, 1.0)
@@ -186,7 +188,8 @@ def compare(first: EvaluationReport, second: EvaluationReport) -> Comparison:
         ...     s += f"The seat of government, which need not be the largest city, of {country}:"
         ...     s += ul.gen("city", max_tokens=4)
         >>> rows = [{"country": "France", "label": "Paris"}, {"country": "Italy", "label": "Rome"}]
-        >>> model = ul.Echo({"France is": " Paris", "Italy is": " Milan", "France:": " Paris", "Italy:": " Rome"})
+        >>> answers = {"France is": " Paris", "Italy is": " Milan", "France:": " Paris", "Italy:": " Rome"}
+        >>> model = ul.Echo(answers)
         >>> metric = ul.exact_match("city", "label")
         >>> first = ul.evaluate(capital, rows, metric, backend=model)
         >>> second = ul.evaluate(careful, rows, metric, backend=model)

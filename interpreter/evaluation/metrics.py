@@ -115,7 +115,8 @@ def contains_match(variable: str, label: str, *, ignore_case: bool = False) -> M
         ...     s += question + ul.gen("answer", max_tokens=16)
         >>> rows = [{"question": "Where is the Louvre?", "city": "Paris"}]
         >>> model = ul.Echo([" It is in PARIS, of course."])
-        >>> ul.evaluate(ask, rows, ul.contains_match("answer", "city", ignore_case=True), backend=model).accuracy
+        >>> metric = ul.contains_match("answer", "city", ignore_case=True)
+        >>> ul.evaluate(ask, rows, metric, backend=model).accuracy
         1.0
     """
     return _matching(variable, label, ignore_case, is_exact=False)
