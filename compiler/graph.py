@@ -157,7 +157,7 @@ class Graph:
 
     @cached_property
     def users(self) -> dict[Node, tuple[Node, ...]]:
-        """The nodes that have a node among their inputs."""
+        """For each node those that have it among their inputs."""
         users: dict[Node, list[Node]] = {node: [] for node in self.nodes}
         for node in self.nodes:
             for taken in dict.fromkeys(node.inputs):

@@ -163,8 +163,8 @@ class Cached:
         tokens: of the prefix.
 
     Attributes:
-        parts: of the prefix, as prompts have them.
-        tokens: number of tokens of the prefix; 0 when there was nothing worth keeping.
+        parts (tuple[Part, ...]): of the prefix, as prompts have them.
+        tokens (int): number of tokens of the prefix; 0 when there was nothing worth keeping.
 
     Examples:
         >>> @ul.function

@@ -50,8 +50,8 @@ class CompiledProgram:
         server: whether its runs are shipped to the runtime, see `Program.compile`.
 
     Attributes:
-        graph: the graph that runs.
-        report: what the passes did to it; `print(compiled.report)` shows it.
+        graph (Graph): the graph that runs.
+        report (Report): what the passes did to it; `print(compiled.report)` shows it.
 
     Raises:
         ParameterError: a `server` that is none of True, False and "auto".
@@ -256,19 +256,13 @@ class CompiledProgram:
         plan_memory: bool = False,
         **options: Any,  # as of run()
     ) -> Any:  # as the overloads say
-        """Runs a batch as `Program.run_batch` does. Bodies need no threads.
+        """Runs a batch, and returns the same, as `Program.run_batch` does.
+
+        `batch_arguments`, `progress`, `progress_bar`, `generator_style`, `on_error`, `output`, `if_exists`, `view` and
+        the options are those of `Program.run_batch`.
 
         Args:
-            batch_arguments: as of `Program.run_batch`, as all that is not listed differently here.
-            num_threads: most programs at once.
-            progress: as of `Program.run_batch`.
-            progress_bar: as of `Program.run_batch`.
-            generator_style: as of `Program.run_batch`.
-            on_error: as of `Program.run_batch`.
-            output: as of `Program.run_batch`.
-            if_exists: as of `Program.run_batch`.
-            view: as of `Program.run_batch`.
-            options: as of `Program.run_batch`.
+            num_threads: most programs at once; no threads are used.
             pin_head: what the prompts of all programs begin with is computed once and kept while the batch runs,
                 where the backend keeps what it is asked to keep.
             plan_memory: start no program whose keys may not fit the runtime's pool next to those in flight, so that
