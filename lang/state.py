@@ -362,9 +362,12 @@ class BaseState:
 class State(BaseState):
     """Holds what a program has said and its variables: the first parameter of a program, and what `run` returns.
 
-    `s += ...` appends text, calls and turns and returns at once; reading a variable waits for its value. What a method
-    reads waits for all that was appended before; a `timeout` of it is in seconds, and None, its default, waits until
-    the run's own deadline, if it has one.
+    `s += ...` appends text, calls and turns, and returns at once. `s[name]` is the value of a variable, and waits for
+    it; a call that failed raises its own error there. `s[name] = value` sets a variable, `name in s` says whether the
+    program has one, known or not, and `dict(s)` has them all.
+
+    What a method reads waits for all that was appended before. A `timeout` is in seconds, and None, its default, waits
+    until the run's own deadline, if it has one.
 
     Args:
         sink: takes the operations. States are made by runs, `fork` and `copy`, which give it.
@@ -512,18 +515,25 @@ class State(BaseState):
         return self._sink.value(name, timeout)
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Any]:
-        """Returns what is known of the call that set a variable: prompt_tokens, cached_tokens, completion_tokens,
-        finish_reason, log-probabilities when asked for. A list for n above 1. A runtime adds `guessed_tokens`, which it
-        had guessed right, and `spans`: (origin, start, end) of the characters that were "forced" by a constraint or
-        "guessed".
+        """Returns what is known of the call that set a variable, as a dict; a list of dicts for n above 1.
 
-        Of a select, by choice: `choice_scores`, by which they were compared, and `probabilities`, which add up to 1.
-        With method="exact" also `bounds` of these, `mass` (bounds of the probability among all texts: what is missing
-        from 1 is the probability of something else) and `evaluations` of the model.
+        - Every call has `id`, `prompt_tokens`, `cached_tokens` and `completion_tokens`; a gen also `finish_reason`
+          ("stop", "length", "length_closed" where a constrained text was led to its end) and `matched_stop`.
+        - Where they were asked for: `output_token_logprobs` and `input_token_logprobs`, lists of (log-probability,
+          token, text), and `output_top_logprobs` and `input_top_logprobs`, such lists for each token.
+        - A runtime adds `guessed_tokens`, which it had guessed right, and `spans`: (origin, start, end) of the
+          characters that were "forced" by a constraint or "guessed".
+        - A select has by choice `choice_scores`, by which they were compared, and `probabilities`, which add up to 1.
+          With method="exact" also `bounds` of these, `mass` (bounds of the probability among all texts: what is missing
+          from 1 is the probability of something else) and `evaluations` of the model. On a model that scores nothing it
+          has `choices_method` "generated" and no probabilities: reading them raises CapabilityError.
+        - A constrained gen has `guarantee`, as below, `narrowed`: (keyword, place, how) wherever fewer texts could come
+          than its schema admits (see docs/constraints.md), `forced_tokens`, which were not sampled, and `tries`, the
+          number of calls that it took (the tokens are those of all of them).
+        - Where a run speculates: `speculated`, whether the text was there already, from the call with this `id`. Then
+          it took no call and no prompt tokens, and `completion_tokens` is its share.
 
-        Of a constrained gen also `narrowed`: (keyword, place, how) wherever fewer texts could come than its schema
-        admits (see docs/constraints.md), `forced_tokens`, which were not sampled, `tries`, the number of calls that it
-        took (the tokens are those of all of them), and `guarantee`, which is one of these:
+        `guarantee` is one of these; a select on a model that scores nothing has it, too:
 
             "enforced"       nothing else could be generated
             "incomplete"     a stop ended the text early
@@ -534,12 +544,6 @@ class State(BaseState):
                              keeps it
 
         `unenforced` lists what was left over, and `violations` says what a "violated" or "best_effort" text breaks.
-
-        A select on a model that scores nothing has these too, `choices_method` "generated", and no probabilities:
-        reading them raises CapabilityError.
-
-        Where a run speculates also `speculated`: whether the text was there already, from the call with this `id`. Then
-        it took no call and no prompt tokens, and `completion_tokens` is its share.
 
         Args:
             name: of the variable.
