@@ -317,8 +317,8 @@ class Budget:
         seconds: from the beginning of the run. Like `timeout`, but ends in BudgetError.
 
     Raises:
-        ParameterError: no limit at all, or one that is not above 0 and up to 10**15 tokens or calls, 10**12 dollars,
-            10**9 seconds.
+        ParameterError: no limit at all, or one that is not above 0 and up to `10**15` tokens or calls, `10**12`
+            dollars, `10**9` seconds.
 
     Examples:
         >>> @ul.function

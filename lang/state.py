@@ -535,13 +535,13 @@ class State(BaseState):
 
         `guarantee` is one of these; a select on a model that scores nothing has it, too:
 
-            "enforced"       nothing else could be generated
-            "incomplete"     a stop ended the text early
-            "validated"      the text was looked at afterwards, and satisfies the constraint: the provider of a hosted
-                             model does not enforce it, or `allow_unenforced` left something over
-            "violated"       the text breaks what `allow_unenforced` left over
-            "best_effort"    the text breaks the constraint or is refused by the type itself, and `allow_best_effort`
-                             keeps it
+        - "enforced": nothing else could be generated.
+        - "incomplete": a stop ended the text early.
+        - "validated": the text was looked at afterwards, and satisfies the constraint: the provider of a hosted model
+          does not enforce it, or `allow_unenforced` left something over.
+        - "violated": the text breaks what `allow_unenforced` left over.
+        - "best_effort": the text breaks the constraint or is refused by the type itself, and `allow_best_effort` keeps
+          it.
 
         `unenforced` lists what was left over, and `violations` says what a "violated" or "best_effort" text breaks.
 

@@ -25,16 +25,16 @@ class Framed(ABC):
         """Yields each result as a dict: `row`, the number of its input, then the input, then the variables."""
 
     def to_pandas(self) -> Any:  # Any: a pandas.DataFrame
-        """Returns a pandas DataFrame. Raises MissingExtraError."""
+        """Returns a pandas DataFrame. Raises MissingExtraError where pandas is not installed."""
         return imported("pandas").DataFrame(_sorted(self.rows()))
 
     def to_polars(self) -> Any:  # Any: a polars.DataFrame
-        """Returns a polars DataFrame. Raises MissingExtraError."""
+        """Returns a polars DataFrame. Raises MissingExtraError where polars or pyarrow is not installed."""
         imported("pyarrow")
         return imported("polars").from_arrow(self.to_arrow())
 
     def to_arrow(self) -> Any:  # Any: a pyarrow.Table
-        """Returns an Arrow table. Raises MissingExtraError."""
+        """Returns an Arrow table. Raises MissingExtraError where pyarrow is not installed."""
         rows = _sorted(self.rows())
         return _table(rows, _schema_of([rows], None))
 

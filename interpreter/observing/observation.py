@@ -39,7 +39,7 @@ def observe(tracer: "Tracer | TracerProvider | None" = None, *, content: bool = 
 
     Returns:
         The observation: its `stop()`, or the end of its `with` block, ends it. Runs that have begun are traced to
-        their end.
+            their end.
 
     Raises:
         MissingExtraError: OpenTelemetry is not installed.
