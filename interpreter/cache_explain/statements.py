@@ -257,6 +257,8 @@ def _runs(node: ast.AST, *, bare: bool) -> Iterator[list[Item]]:
     """Yields the texts a statement may append, each as its items in order. `bare`: also texts without a constant;
     a lone expression inside a value is no text of the prompt."""
     for child in _inside(node):
+        if isinstance(child, ast.Constant) and not isinstance(child.value, str):  # such as max_tokens=8
+            continue
         operands = list(_operands(child))
         inner: list[ast.expr] = []
         said: list[Item] = []  # up to the first operation Python joins the texts, after it each is one of its own

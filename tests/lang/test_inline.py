@@ -316,6 +316,15 @@ def test_an_operation_in_a_text_that_is_not_said_is_refused(place: Callable[[str
         place(f"a{ul.gen('y')}")
 
 
+def test_a_variable_is_no_operation() -> None:
+    @ul.function
+    def program(s: ul.State) -> None:
+        s["x"] = ul.gen("y")  # type: ignore[assignment]  # wrong on purpose
+
+    with pytest.raises(ProgramError, match=r"variable 'x' is an operation, which can only be said: s \+= \.\.\."):
+        program.run(backend=ul.Echo())["x"]
+
+
 def test_variables_and_arguments_of_graphs_hold_no_operations() -> None:
     @ul.function
     def assigning(s: ul.State) -> None:

@@ -24,4 +24,5 @@ def program(s, question, items, flag):
     s += [f"<{question}>", gen("z")]  # list
     s += "yes " + question if flag else "no " + items[2]  # conditional
     s += f"{question}{items}"  # side by side
+    s += items + question + gen("w", max_tokens=8)  # counted
     s += f"{question}, {question}"  # twice

@@ -41,6 +41,7 @@ def called(name: str) -> Line:
         ("conditional", "no bread", "bread", "items[2]"),
         ("conditional", "yes Why?", "Why", "question"),
         ("side by side", "Why?[1]", "[", "question + items"),
+        ("counted", "[1]Why?", "W", "items + question"),
     ],
 )
 def test_a_value_is_found_between_the_constants(name: str, text: str, marked: str, expression: str) -> None:
