@@ -38,9 +38,20 @@ MAX_SHOWN_OBJECT = 400  # of a quoted object: what it says of itself
 
 
 class UmbelError(Exception):
-    """Base of every error raised by umbel on purpose.
+    """Is the base of every error that umbel raises on purpose.
 
-    A message beyond `MAX_MESSAGE` loses its middle: its beginning names the parameter, its end says what to write.
+    A message names the value that was given and what to write instead. One beyond 1,900 characters loses its middle:
+    its beginning names the parameter, its end says what to write.
+
+    Args:
+        arguments: the message; more of them are kept in `args`, as of every exception.
+
+    Examples:
+        >>> try:
+        ...     ul.gen("answer", max_tokens=-1)
+        ... except ul.UmbelError as error:
+        ...     print(f"{type(error).__name__}: {error}")
+        ParameterError: max_tokens=-1 is out of range; write from 0 to 1048576
     """
 
     __module__ = "umbel"  # a traceback names it as a program that catches it does
@@ -55,106 +66,350 @@ class UmbelError(Exception):
 
 
 class ProgramError(UmbelError):
-    """The program says something that cannot be meant."""
+    """Says that a program asks for what cannot be meant. Its subclasses say of what kind.
+
+    Examples:
+        >>> @ul.function
+        ... def chat(s):
+        ...     s += ul.user_begin() + "Why?" + ul.user_begin()
+        >>> chat.run().text()
+        Traceback (most recent call last):
+        umbel.lang.errors.ProgramError: a user turn cannot begin inside an open user turn; end that one first ...
+    """
 
 
 class ParameterError(ProgramError, ValueError):
-    """A parameter has a wrong type, range or combination."""
+    """Refuses a parameter: its name, type, range or combination with others. It is a ValueError, too.
+
+    Examples:
+        >>> ul.gen("answer", temp=0)
+        Traceback (most recent call last):
+        umbel.lang.errors.ParameterError: gen() has no option 'temp'; did you mean 'temperature'?
+    """
 
 
 class VariableError(ProgramError, LookupError):
-    """A variable was read that the program never sets."""
+    """Says that a variable was read which the program has not set. It is a LookupError, too.
+
+    Examples:
+        >>> @ul.function
+        ... def ask(s, question):
+        ...     s += question + ul.gen("answer", max_tokens=4)
+        >>> ask.run("Why?")["anwser"]
+        Traceback (most recent call last):
+        umbel.lang.errors.VariableError: the program sets no variable 'anwser'; did you mean 'answer'?
+    """
 
 
 class TemplateError(ProgramError):
-    """A chat template is missing, broken or not prefix-stable."""
+    """Refuses a chat template: it is missing, does not compile, or cannot write the turns of the program.
+
+    Examples:
+        >>> ul.Echo(chat_template="chatlm")
+        Traceback (most recent call last):
+        umbel.lang.errors.TemplateError: the chat template 'chatlm' is text without ... did you mean 'chatml' or ...?
+    """
 
 
 class ConstraintError(ProgramError):
-    """A regex, schema or choice list that cannot be honoured."""
+    """Refuses a regular expression, a schema or a grammar that cannot be honoured, before anything is generated.
+
+    Examples:
+        >>> @ul.function
+        ... def count(s):
+        ...     s += "How many? " + ul.gen("number", regex="[0-9", max_tokens=4)
+        >>> try:
+        ...     count.run()["number"]
+        ... except ul.ConstraintError as error:
+        ...     print(error)
+        regex '[0-9': unterminated character set at position 4
+    """
 
 
 class TraceError(ProgramError):
-    """The program does what no graph can say: it looks at a value that is known only when it runs, say."""
+    """Says that no graph can express what a program does: it looks at a value that is known only when it runs, say.
+
+    Examples:
+        >>> @ul.function
+        ... def judge(s):
+        ...     s += "Is it true?" + ul.gen("verdict", max_tokens=2)
+        ...     if s["verdict"] == "no":
+        ...         s += ul.gen("reason")
+        >>> try:
+        ...     judge.trace()
+        ... except ul.TraceError as error:
+        ...     print("TraceError:", error)
+        TraceError: ...: == looks at variable 'verdict', which is known only when the program runs; ...
+    """
 
 
 class GraphError(ProgramError):
-    """A graph that is not whole, a file that is none, or a node that no file can hold."""
+    """Refuses a graph that is not whole, a file that holds none, or a node that no file can hold.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> notes = Path("notes.txt")
+        >>> _ = notes.write_text("no graph")
+        >>> ul.load(notes)
+        Traceback (most recent call last):
+        umbel.lang.errors.GraphError: notes.txt: it is no JSON: ...
+        >>> notes.unlink()
+    """
 
 
 class ResultError(UmbelError, ValueError):
-    """The text of a variable is not the object that was asked for: it was cut off, or the class refuses the values."""
+    """Says that a text is not the object that was asked for: it was cut off, or the class refuses the values.
+
+    It is a ValueError, too. `state["name"]` is still the text.
+
+    Examples:
+        >>> @ul.function
+        ... def count(s):
+        ...     s += "Count to four: " + ul.gen("numbers", dtype=list[int], max_tokens=3)
+        >>> state = count.run(backend=ul.Echo(["[1, 2, 3, 4]"]))
+        >>> state.value("numbers")
+        Traceback (most recent call last):
+        umbel.lang.errors.ResultError: variable 'numbers' holds no list[int], for it was cut off after 3 tokens ...
+        >>> state["numbers"]
+        '[1,'
+    """
 
 
 class BackendError(UmbelError):
-    """The backend could not do what was asked."""
+    """Says that a backend could not do what was asked. Its subclasses say why.
+
+    Examples:
+        >>> ul.Runtime().chat_template
+        Traceback (most recent call last):
+        umbel.lang.errors.BackendError: the chat template is known once the runtime has started; call wait_ready() first
+    """
 
 
 class CapabilityError(BackendError):
-    """This backend or model does not offer the feature."""
+    """Says that this backend or model does not offer a feature, and which one does.
+
+    Examples:
+        >>> ul.embed(["a text"], backend=ul.Echo())
+        Traceback (most recent call last):
+        umbel.lang.errors.CapabilityError: Echo makes no embeddings; give backend= a Runtime with an embedding ...
+    """
 
 
 class GuaranteeError(BackendError):
-    """No answer of the model satisfied the constraint, however often it was asked."""
+    """Says that no answer of a model satisfied the constraint, however often it was asked.
+
+    It comes from hosted models that do not enforce the constraint. A `Runtime` enforces all of them.
+
+    Examples:
+        >>> from umbel.testing import FakeOllama
+        >>> @ul.function
+        ... def grade(s, essay):
+        ...     s += ul.user("Grade this: " + essay) + ul.assistant(ul.gen("grade", regex="[A-F]", max_tokens=8))
+        >>> with FakeOllama(lambda prompt: "Excellent") as server:
+        ...     try:
+        ...         grade.run("Venice sinks.", backend=ul.Ollama("llama3.2", base_url=server.base_url))["grade"]
+        ...     except ul.GuaranteeError as error:
+        ...         print(error)
+        ollama llama3.2 wrote no text for variable 'grade' that satisfies its regex in 3 tries; ...
+    """
 
 
 class RequestError(BackendError):
-    """This request was refused: it is over a limit, say."""
+    """Says that a request was refused, and would be again.
+
+    It is over a limit, names a model that the server does not have, or its key is refused.
+
+    Examples:
+        >>> from umbel.testing import FakeOpenAI
+        >>> with FakeOpenAI() as server:
+        ...     model = ul.OpenAI("gpt-4p", base_url=server.base_url, api_key=server.api_key)
+        ...     model("Why?", max_tokens=8)
+        Traceback (most recent call last):
+        umbel.lang.errors.RequestError: openai gpt-4p: 127.0.0.1 has no model 'gpt-4p'; it has 'gpt-4o', ...
+    """
 
 
 class ContextLengthError(RequestError):
-    """The prompt, and one token where one is asked for, does not fit the context, or a smaller KV pool."""
+    """Says that a prompt does not fit the context, or a smaller KV pool.
+
+    One token of the answer has to fit, too, where one is asked for.
+
+    Examples:
+        >>> @ul.function
+        ... def summarise(s, text):
+        ...     s += text + "\\nSummary:" + ul.gen("summary", max_tokens=8)
+        >>> too_long = ul.ContextLengthError("the prompt has 40000 tokens, the context 32768")
+        >>> model = ul.Echo({"Summary:": " It sinks."}, faults=ul.FailCall(1, too_long))
+        >>> text = "Venice sinks. " * 1000
+        >>> try:
+        ...     summary = summarise.run(text, backend=model)["summary"]
+        ... except ul.ContextLengthError:
+        ...     summary = summarise.run(text[: len(text) // 2], backend=model)["summary"]
+        >>> summary
+        ' It sinks.'
+    """
 
 
 class OverloadedError(BackendError):
-    """The queue is full; try again later."""
+    """Says that a queue is full or a rate is limited: the same call may succeed later.
+
+    Hosted backends have tried again by then, `max_retries` times.
+
+    Examples:
+        >>> from umbel.testing import FakeOpenAI, Fault
+        >>> with FakeOpenAI(["Because."], faults=[Fault.RATE_LIMIT]) as server:
+        ...     model = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key, max_retries=0)
+        ...     try:
+        ...         model("Why?", max_tokens=8)
+        ...     except ul.OverloadedError as error:
+        ...         print(error)
+        openai gpt-4o: 127.0.0.1 is overloaded or limits its rate (429: ...)
+    """
 
 
 class EngineError(BackendError):
-    """The engine failed or died while the request was running."""
+    """Says that the engine, or the server of a provider, failed while a request was running.
+
+    Examples:
+        >>> from umbel.testing import FakeOpenAI, Fault
+        >>> with FakeOpenAI(["Because."], faults=[Fault.SERVER_ERROR]) as server:
+        ...     model = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key, max_retries=0)
+        ...     try:
+        ...         model("Why?", max_tokens=8)
+        ...     except ul.EngineError as error:
+        ...         print(error)
+        openai gpt-4o: 127.0.0.1 failed (500: ...)
+    """
 
 
 class ConnectionLostError(BackendError, ConnectionError):
-    """The process at the other end is gone or silent."""
+    """Says that the process or server at the other end is gone, silent or cannot be reached.
+
+    It is a ConnectionError, too.
+
+    Examples:
+        >>> from umbel.testing import FakeOpenAI, Fault
+        >>> with FakeOpenAI(["Because."], faults=[Fault.DISCONNECT]) as server:
+        ...     model = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key, max_retries=0)
+        ...     try:
+        ...         model("Why?", max_tokens=8)
+        ...     except ul.ConnectionLostError as error:
+        ...         print(error)
+        openai gpt-4o: no connection to 127.0.0.1, or it was lost; check base_url
+    """
 
 
 class BudgetError(UmbelError):
-    """The run's budget has no room for what comes next, or its seconds are over.
+    """Says that a run's budget has no room for what comes next, or that its seconds are over.
 
     Attributes:
         state: of the program whose body raised it: what was generated before can be read there. None for an error
             that a read of a state raised.
+
+    Examples:
+        >>> @ul.function
+        ... def talk(s):
+        ...     s += "One:" + ul.gen("one", max_tokens=4)
+        ...     s += "Two:" + ul.gen("two", max_tokens=4)
+        >>> state = talk.run(backend=ul.Echo([" a", " b"]), budget=ul.Budget(calls=1))
+        >>> state["one"]
+        ' a'
+        >>> try:
+        ...     state["two"]
+        ... except ul.BudgetError as error:
+        ...     print(error)
+        1 calls have been made, and one more does not fit Budget(calls=1); raise calls to 2
     """
 
     state: object = None
 
 
 class DeadlineError(UmbelError, TimeoutError):
-    """A deadline passed."""
+    """Says that a deadline passed: the `timeout` of a run, of a call or of a start. It is a TimeoutError, too.
+
+    Examples:
+        >>> slow = ul.Echo(gate=ul.Gate())  # a model that never answers
+        >>> try:
+        ...     slow("Why?", timeout=0.01)
+        ... except ul.DeadlineError as error:
+        ...     print(error)
+        variable 'text' was not known in time; give more with timeout=
+    """
 
 
 class CancelledError(UmbelError):
-    """The run was cancelled."""
+    """Says that a run was cancelled, by `state.cancel()` or by an interrupt.
+
+    Examples:
+        >>> @ul.function
+        ... def ask(s, question):
+        ...     s += question + ul.gen("answer", max_tokens=4)
+        >>> state = ask.run("Why?", backend=ul.Echo(gate=ul.Gate()), stream=True)  # a model that never answers
+        >>> state.cancel()
+        >>> state["answer"]
+        Traceback (most recent call last):
+        umbel.lang.errors.CancelledError: the run was cancelled
+    """
 
 
 class BranchCancelledError(CancelledError):
-    """The branch was cancelled; its run goes on without it."""
+    """Says that a branch was cancelled. Its run goes on without it.
+
+    Examples:
+        >>> @ul.function
+        ... def compare(s):
+        ...     s += "Why?"
+        ...     forks = s.fork(2)
+        ...     forks += ul.gen("answer", max_tokens=4)
+        ...     forks[1].cancel()
+        ...     try:
+        ...         s += forks[1]["answer"]
+        ...     except ul.BranchCancelledError:
+        ...         s += forks[0]["answer"]
+        >>> compare.run(backend=ul.Echo({"Why?": " So."})).text()
+        'Why? So.'
+    """
 
 
 class JournalError(UmbelError):
-    """A journal that is damaged, in use, or of another run; or a replay that asks what is not in it."""
+    """Refuses a journal that is damaged, in use, or of another run; or a replay that asks for what is not in it.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> @ul.function
+        ... def ask(s, question):
+        ...     s += question + ul.gen("answer", max_tokens=4)
+        >>> state = ask.run("Why?", journal="run.jsonl").sync()
+        >>> ask.run("How?", journal="run.jsonl").sync()
+        Traceback (most recent call last):
+        umbel.lang.errors.JournalError: run.jsonl has item 0 with other arguments: 'question'; ...
+        >>> Path("run.jsonl").unlink()
+    """
 
 
 class ModelError(UmbelError):
-    """Weights, tokenizer or configuration that cannot be used."""
+    """Says that weights, a tokenizer or a configuration cannot be used.
+
+    Examples:
+        >>> ul.Runtime("./no_such_model").wait_ready()
+        Traceback (most recent call last):
+        umbel.lang.errors.ModelError: there is no model, folder or file './no_such_model'; ...
+    """
 
 
 class MissingExtraError(UmbelError, ImportError):
-    """An optional dependency is not installed.
+    """Says that an optional dependency is not installed. It is an ImportError, too.
 
     Args:
         package: the import name that was not found.
         extra: the extra of umbel that brings it.
+
+    Examples:
+        >>> try:
+        ...     raise ul.MissingExtraError("litellm", extra="litellm")  # as ul.LiteLLM(...) does without the package
+        ... except ImportError as error:
+        ...     print(error)
+        'litellm' is not installed; run: pip install 'umbel[litellm]'
     """
 
     def __init__(self, package: str, extra: str) -> None:
