@@ -107,7 +107,7 @@ class TemplateError(ProgramError):
     Examples:
         >>> ul.Echo(chat_template="chatlm")
         Traceback (most recent call last):
-        umbel.lang.errors.TemplateError: the chat template 'chatlm' is text without ... did you mean 'chatml' or ...?
+        umbel.lang.errors.TemplateError: chat_template='chatlm' is no Jinja source ... did you mean 'chatml' or ...?
     """
 
 
@@ -379,7 +379,7 @@ class JournalError(UmbelError):
         >>> @ul.function
         ... def ask(s, question):
         ...     s += question + ul.gen("answer", max_tokens=4)
-        >>> state = ask.run("Why?", journal="run.jsonl").sync()
+        >>> ask.run("Why?", journal="run.jsonl").sync()
         >>> ask.run("How?", journal="run.jsonl").sync()
         Traceback (most recent call last):
         umbel.lang.errors.JournalError: run.jsonl has item 0 with other arguments: 'question'; ...

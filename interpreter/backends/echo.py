@@ -74,7 +74,23 @@ class Gate:
     """Holds the calls of a backend until a test lets them pass: no sleeps, no timing.
 
     It is closed at first. Every call, and every streamed piece, passes it once. `step` lets so many through, in the
-    order in which they came; `open` lets everything through.
+    order in which they came; `open` lets everything through. Any thread may call it.
+
+    Examples:
+        >>> @ul.function
+        ... def compare(s, question):
+        ...     forks = s.fork(2)
+        ...     forks += question + ul.gen("answer", max_tokens=4)
+        ...     forks.join()
+        >>> gate = ul.Gate()
+        >>> state = compare.run("Why?", backend=ul.Echo(gate=gate), stream=True)
+        >>> gate.wait_for(2)
+        >>> gate.waiting  # the branches run in parallel: neither has an answer, and both have asked
+        2
+        >>> gate.open()
+        >>> state.sync()
+        >>> state.usage.calls
+        2
     """
 
     def __init__(self) -> None:
@@ -97,26 +113,35 @@ class Gate:
             return self._arrived
 
     def step(self, count: int = 1) -> None:
-        """Lets `count` calls, 1 or more, pass: waiting ones, then later ones."""
+        """Lets some calls pass: waiting ones, then later ones.
+
+        Args:
+            count: of calls and streamed pieces, 1 or more.
+        """
         permits = checks.integer("Gate.step(): count", count, 1, MOST_CALLS)
         with self._condition:
             self._permits += permits
             self._release()
 
     def open(self) -> None:
+        """Lets all calls pass, waiting and later ones, until `close`."""
         with self._condition:
             self._open = True
             self._release()
 
     def close(self) -> None:
+        """Holds the calls that come from now on, after `open`."""
         with self._condition:
             self._open = False
 
     def wait_for(self, arrived: int) -> None:
         """Blocks until so many calls have come to the gate in all.
 
+        Args:
+            arrived: of calls and streamed pieces, those that have passed included.
+
         Raises:
-            AssertionError: for a long time none came any more.
+            AssertionError: for 30 s none came any more.
         """
         arrived = checks.integer("Gate.wait_for(): arrived", arrived, 0, MOST_CALLS)
         with self._condition:
@@ -152,9 +177,28 @@ class Gate:
 
 
 class FailCall:
-    """Raises `error` at the k-th call of the backend, once. `calls` counts them, by verb and in all.
+    """Raises an error at the k-th call of a backend, once: the `faults` of an Echo.
 
-    Verbs: start, generate, chunk (each streamed piece), score, hint, control.
+    Args:
+        k: the number of the call, counted from 1 over all verbs together.
+        error: raised by that call.
+        verbs: the calls that count: "start", "generate", "chunk" (each streamed piece), "score", "hint", "control".
+
+    Attributes:
+        calls: how many calls of these verbs have been made.
+
+    Examples:
+        >>> busy = ul.FailCall(2, ul.OverloadedError("busy"))
+        >>> model = ul.Echo(["Paris", "Rome", "Bern"], faults=busy)
+        >>> model("The capital of France?")
+        'Paris'
+        >>> try:
+        ...     model("The capital of Italy?")
+        ... except ul.OverloadedError as error:
+        ...     print(error)
+        busy
+        >>> model("The capital of Italy?"), busy.calls
+        ('Rome', 3)
     """
 
     def __init__(self, k: int, error: BaseException, verbs: Sequence[str] = ("generate", "score")) -> None:
@@ -173,28 +217,54 @@ class FailCall:
 
 
 class Echo(DirectCalls):
-    """A scripted backend.
+    """Plays a model for tests: answers from a script, the same ones each time, in milliseconds.
+
+    It counts tokens, simulates a prefix cache, keeps every request, and fails on demand. Parameters such as
+    temperature and seed have nothing to choose from here; `stop`, `max_tokens`, `n` and constraints are honoured.
 
     Args:
         script: the answers.
             A dict: the answer whose key stands last in the prompt. A list: one answer per continuation, in the
             order of the calls. A function of the prompt's text. An answer may be a list, one text per
             continuation of `n`; one text serves them all. None: the last piece of text that the program itself
-            wrote is returned.
-        scores: log-probability per token for choices (a number for all its tokens, or one for each); other
-            choices get a hash of prompt and choice.
+            wrote is returned, or a shortest text that satisfies the constraint.
+        scores: choice → its log-probability per token (a number for all its tokens, or one for each); other choices
+            get a hash of prompt and choice.
         unconditional_scores: the same without the prompt.
         probabilities: of choices, for `select(method="overshoot" | "exact")`: a number from 0 to 1, or a pair of
             bounds. Without them Echo is a backend that has no such methods.
         chat_template: of the roles: a ChatTemplate, Jinja source, the name of a format, or the path of a file;
             ChatML if None.
-        capabilities: to play a backend that can do less.
-        cache_tokens: size of the simulated prefix cache; 0 for none.
+        capabilities: to play a backend that can do less; None: all that Echo can do.
+        cache_tokens: tokens that the simulated prefix cache holds; 0 for none.
         delay: seconds before each call and each streamed piece, slept by `sleep`.
         sleep: `asyncio.sleep`, or that of a virtual clock.
         gate: if given, every call and every streamed piece waits at it.
-        faults: called with verb and its number before each call; what it raises, the call raises.
+        faults: called with the verb of each call and its number (from 1) before it, such as `FailCall`; what it
+            raises, the call raises.
         record: how many requests `requests` keeps.
+
+    Attributes:
+        requests: the last requests, with all their parameters, oldest first; hints among them.
+        calls: how many texts and scores were asked for.
+        active: ids of the requests that are running.
+        aborted: ids of the requests that were left before their end.
+        closed: whether `close` was called.
+
+    Raises:
+        ParameterError: a script that gives no answers, or another wrong value.
+        TemplateError: the chat template does not compile.
+
+    Examples:
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += f"The capital of {country} is" + ul.gen("city", max_tokens=4, stop=".")
+        ...     s += " Is it large?" + ul.select("large", choices=[" yes", " no"])
+        >>> model = ul.Echo({"France is": " Paris. It lies on the Seine."}, scores={" yes": -0.1, " no": -2.0})
+        >>> capital.run("France", backend=model).text()
+        'The capital of France is Paris Is it large? yes'
+        >>> model.prompts[0], model.calls
+        ('The capital of France is', 2)
     """
 
     def __init__(
@@ -273,16 +343,20 @@ class Echo(DirectCalls):
 
     @property
     def capabilities(self) -> Capabilities:
+        """The features that it plays: the given ones, or all that Echo can do."""
         return self._capabilities
 
     @property
     def chat_template(self) -> ChatTemplate:
+        """The template that writes roles: the given one, or ChatML."""
         return self._template
 
     async def start(self) -> None:
+        """Starts nothing; counts as a call of the verb "start" for `faults`."""
         self._visit("start")
 
     async def generate(self, request: GenRequest) -> AsyncIterator[Chunk | Final]:
+        """Yields the answer to a request of a program: pieces of one token when `request.stream`, then one Final."""
         self._enter(request)
         try:
             await self._pause("generate")
@@ -298,6 +372,7 @@ class Echo(DirectCalls):
             self._leave(request.id)
 
     async def score(self, request: ScoreRequest) -> Scored:
+        """Returns the log-probabilities of the choices of a request, as `select` asks for them."""
         self._enter(request)
         try:
             await self._pause("score")
@@ -308,6 +383,7 @@ class Echo(DirectCalls):
             self._leave(request.id)
 
     def hint(self, hint: Hint) -> None:
+        """Puts the prompt of a hint into the simulated cache, and holds it there if the hint is a pin."""
         self._visit("hint")
         self.requests.append(hint)
         path = prompt_path(hint.prompt, prompt_tokens(hint.prompt))
@@ -316,15 +392,26 @@ class Echo(DirectCalls):
         self._cache.insert(_salt(hint), path)
 
     def release(self, pinned: str) -> None:
+        """Lets the cache drop what the hint with the id `pinned` holds."""
         self._cache.unpin(pinned)
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
+        """Counts the tokens of a prompt."""
         return len(prompt_tokens(prompt))
 
     async def locate(self, question: Locate) -> Located:
+        """Finds where the tokens of the prompt of a question stand in its text; for `State.explain_cache`."""
         return located(question)
 
     async def control(self, verb: str) -> Done:
+        """Does what `flush_cache` and `get_server_info` ask for.
+
+        Args:
+            verb: "flush_cache" or "info".
+
+        Raises:
+            CapabilityError: any other verb.
+        """
         self._visit("control")
         match verb:
             case "flush_cache":
@@ -337,6 +424,7 @@ class Echo(DirectCalls):
                 raise CapabilityError(f"Echo has no control verb {verb!r}; write 'flush_cache' or 'info'")
 
     async def close(self) -> None:
+        """Ends nothing; sets `closed`."""
         self.closed = True
 
     # -------------------------------------------------------------------------------- calls
@@ -367,7 +455,12 @@ class Echo(DirectCalls):
     # -------------------------------------------------------------------------------- text
 
     def answer(self, prompt: str, parts: tuple[Part, ...], n: int) -> list[str]:
-        """Returns `n` answers to a prompt. Subclasses may override it.
+        """Returns the answers to a prompt. Subclasses may override it.
+
+        Args:
+            prompt: its text.
+            parts: what it is made of: texts, pictures and clips.
+            n: how many answers.
 
         Raises:
             RequestError: the script has no answer.

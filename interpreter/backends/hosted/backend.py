@@ -49,16 +49,17 @@ _DEFAULTS = SamplingParams()
 
 
 class CallOptions(TypedDict, total=False):
-    """Options of every hosted backend.
+    """Keyword options of every hosted backend.
 
-    timeout: seconds for a call, its tries included (600).
-    first_byte_timeout: seconds until an answer begins; None: as long as the call may take.
-    idle_timeout: seconds of silence in the middle of an answer (120).
-    max_retries: tries after the first one; none once an answer has begun (3).
-    max_concurrency: calls at once on one event loop; further ones wait (64).
-    environment: a mapping in place of the process's environment variables, or, for tests, an Environment with clock,
-        sleep, chance, wire and variables. LiteLLM and VertexAI open their own connections and find their own keys: of
-        an Environment they take the first three only.
+    Attributes:
+        timeout: seconds for a call, its tries included; 600 if it is left out.
+        first_byte_timeout: seconds until an answer begins; None or left out: as long as the call may take.
+        idle_timeout: seconds of silence in the middle of an answer; 120 if it is left out.
+        max_retries: tries after the first one, none once an answer has begun; 3 if it is left out.
+        max_concurrency: calls at once on one event loop, further ones wait; 64 if it is left out.
+        environment: a mapping in place of the process's environment variables, or, for tests, an Environment with
+            clock, sleep, chance, wire and variables. LiteLLM and VertexAI open their own connections and find their own
+            keys: of an Environment they take the first three only.
     """
 
     timeout: float
@@ -70,10 +71,11 @@ class CallOptions(TypedDict, total=False):
 
 
 class ConnectionOptions(CallOptions, total=False):
-    """Options of backends whose connections are opened here.
+    """Further ones of backends whose connections are opened here: all but LiteLLM, Gemini and VertexAI.
 
-    connect_timeout: seconds until a connection stands (10).
-    default_headers: sent with every request.
+    Attributes:
+        connect_timeout: seconds until a connection stands; 10 if it is left out.
+        default_headers: name → value of headers that are sent with every request.
     """
 
     connect_timeout: float
@@ -152,10 +154,15 @@ class HostedBackend(DirectCalls, ABC, Generic[C]):
 
     @property
     @abstractmethod
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Capabilities:
+        """The features that this model offers, as far as they are known; programs are checked against them."""
 
     @abstractmethod
-    def generate(self, request: GenRequest) -> AsyncIterator[Chunk | Final]: ...
+    def generate(self, request: GenRequest) -> AsyncIterator[Chunk | Final]:
+        """Yields the answer to a request of a program: pieces when `request.stream`, then one Final.
+
+        Closing the iterator early ends the request.
+        """
 
     @abstractmethod
     def open_client(self) -> C:
@@ -177,6 +184,7 @@ class HostedBackend(DirectCalls, ABC, Generic[C]):
 
     @property
     def chat_template(self) -> ChatTemplate:
+        """The template that writes roles where the provider takes no messages; else it marks the turns of a prompt."""
         return self._template
 
     async def start(self) -> None:
@@ -191,24 +199,36 @@ class HostedBackend(DirectCalls, ABC, Generic[C]):
                 self._started = True
 
     async def score(self, request: ScoreRequest) -> Scored:
-        """Raises CapabilityError, where a provider gives no log-probabilities of given text."""
+        """Scores the choices of a request.
+
+        Raises:
+            CapabilityError: the provider gives no log-probabilities of given text.
+        """
         raise CapabilityError(
             f"{self._provider.name} gives no log-probabilities, which scoring {len(request.choices)} choices "
             "needs; use choices= or select() with its default method, or run the program on a Runtime"
         )
 
     def hint(self, hint: Hint) -> None:
-        """Does nothing, where nothing can be computed ahead (`capabilities.hint`)."""
+        """Does nothing with a hint, where nothing can be computed ahead (`capabilities.hint`)."""
 
     def enforces(self, constraint: ConstraintSpec) -> bool:
         """Returns whether the provider enforces exactly this constraint, and not only simpler ones of its kind."""
         return False
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
+        """Returns a bound on the tokens of a prompt, for budgets: never less than they are."""
         return conversation_tokens_at_most(prompt, count_bytes, self.capabilities.image_tokens)
 
     async def control(self, verb: str) -> Done:
-        """Raises CapabilityError for a verb that is not "info"."""
+        """Does what `get_server_info` asks for.
+
+        Args:
+            verb: "info".
+
+        Raises:
+            CapabilityError: any other verb; "flush_cache" where the provider's cache cannot be emptied.
+        """
         match verb:
             case "info":
                 retries = {f"retries_{reason}": count for reason, count in sorted(self._session.counts.items())}
@@ -219,6 +239,7 @@ class HostedBackend(DirectCalls, ABC, Generic[C]):
                 raise CapabilityError(f"{self._provider.name} has no control verb {verb!r}; write 'info'")
 
     async def close(self) -> None:
+        """Closes the connections. A later use opens new ones."""
         await self._session.close()
 
 

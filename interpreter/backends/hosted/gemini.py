@@ -21,22 +21,32 @@ _HOST = "generativelanguage.googleapis.com"
 
 
 class Gemini(GoogleModel):
-    """A backend for one model at the Gemini API. What it does and enforces is as of `VertexAI`.
+    """Runs programs on one model at the Gemini API. What it does and enforces is as of `VertexAI`.
 
     Args:
-        model: its name.
+        model: its name, such as "gemini-2.5-flash".
         api_key: the key; None: the environment's GEMINI_API_KEY, else GOOGLE_API_KEY.
-        base_url: another server of this API.
+        base_url: the address of another server of this API; None: Google's.
         safety_settings: category → threshold, such as {"HARM_CATEGORY_HARASSMENT": "BLOCK_NONE"}.
-        thinking_budget: as of `VertexAI`.
-        include_thoughts: as of `VertexAI`.
+        thinking_budget: tokens that the model may think, out of max_tokens: 0 for none, -1 or None for its own choice.
+        include_thoughts: asks for summaries of what the model thinks, which `separate_reasoning` gives to programs.
         profile: what the model can do, as of `OpenAI`.
         client: a `google.genai.Client` that is used as it is; None: one is made.
-        options: as of `CallOptions`.
+        options: timeouts, retries and further settings of calls, as of `CallOptions`.
 
     Raises:
         MissingExtraError: the `google-genai` package is not installed, and no client is given.
         ParameterError: no key, or a wrong value or option.
+
+    Examples:
+        >>> from umbel.testing import FakeGemini  # plays the provider here; with a key, leave base_url= out
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += ul.user(f"What is the capital of {country}?") + ul.assistant(ul.gen("city", max_tokens=8))
+        >>> with FakeGemini({"France": "Paris"}) as server:
+        ...     model = ul.Gemini("gemini-2.5-flash", base_url=server.base_url, api_key=server.api_key)
+        ...     capital.run("France", backend=model)["city"]
+        'Paris'
     """
 
     KIND = EXTRA = "gemini"

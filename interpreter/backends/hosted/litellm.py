@@ -37,24 +37,34 @@ _OURS: Mapping[str, str] = {
 
 
 class LiteLLM(TranslatedBackend):
-    """A backend for one model of a provider that LiteLLM knows.
+    """Runs programs on one model of a provider that LiteLLM knows.
 
     Conversations, stops, budgets and retries are as of `OpenAI`; LiteLLM's own retries are off. LiteLLM does not report
     which constraints a model enforces: they are validated here, and the model is asked again, unless `profile` says
     more. Its table of models says whether one calls tools: then they travel in the fields of OpenAI.
 
     Args:
-        model: LiteLLM's name of it, with its provider.
+        model: LiteLLM's name of it, with its provider, such as "mistral/mistral-large-latest".
         api_key: the key; None: the provider's own environment variable.
-        base_url: another server of the provider.
+        base_url: the address of another server of the provider; None: the provider's own.
         profile: what the model can do, as of `OpenAI`.
         extra_body: further arguments of `litellm.acompletion`, none of those that are set here.
-        default_headers: sent with every request.
-        options: as of `CallOptions`.
+        default_headers: name → value of headers that are sent with every request.
+        options: timeouts, retries and further settings of calls, as of `CallOptions`.
 
     Raises:
         MissingExtraError: the `litellm` package is not installed.
         ParameterError: a wrong value or option.
+
+    Examples:
+        >>> from umbel.testing import FakeOpenAI  # plays the provider here; with its key, leave base_url= out
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += ul.user(f"What is the capital of {country}?") + ul.assistant(ul.gen("city", max_tokens=8))
+        >>> with FakeOpenAI({"France": "Paris"}) as server:  # doctest: +SKIP
+        ...     model = ul.LiteLLM("openai/gpt-4o-mini", base_url=server.base_url, api_key=server.api_key)
+        ...     capital.run("France", backend=model)["city"]
+        'Paris'
     """
 
     KIND = PACKAGE = EXTRA = "litellm"

@@ -58,7 +58,7 @@ _EFFORTS = ("low", "medium", "high")
 
 
 class Ollama(TranslatedBackend):
-    """A backend for one model of an Ollama server.
+    """Runs programs on one model of an Ollama server.
 
     Conversations, stops, budgets and retries are as of `OpenAI`. Choices, and JSON schemas of the keywords that
     Ollama's grammars honour, are enforced by the server; all else is validated here, and the model is asked again. A
@@ -66,17 +66,26 @@ class Ollama(TranslatedBackend):
 
     Args:
         model: its name, such as "llama3.2" or "qwen3:8b".
-        base_url: of the server; None: the environment's OLLAMA_HOST, or 127.0.0.1:11434.
+        base_url: the server's address; None: the environment's OLLAMA_HOST, or 127.0.0.1:11434.
         num_ctx: tokens of the context. The server cuts a longer prompt in silence; None: its own default.
         keep_alive: how long the model stays loaded after a call: seconds, or a text such as "10m"; -1: for ever; 0: not
             at all; None: the server's own default.
         think: whether a model that can think does, or how much: "low", "medium", "high"; None: its own default.
         profile: what the model can do, as of `OpenAI`.
-        options: as of `ConnectionOptions`.
+        options: timeouts, retries and further settings of calls, as of `ConnectionOptions`.
 
     Raises:
         MissingExtraError: the `openai` package is not installed, whose HTTP client is used.
         ParameterError: a wrong value or option.
+
+    Examples:
+        >>> from umbel.testing import FakeOllama  # plays the server here; leave base_url= out for the one that runs
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += ul.user(f"What is the capital of {country}?") + ul.assistant(ul.gen("city", max_tokens=8))
+        >>> with FakeOllama({"France": "Paris"}) as server:
+        ...     capital.run("France", backend=ul.Ollama("llama3.2", base_url=server.base_url))["city"]
+        'Paris'
     """
 
     KIND = "ollama"

@@ -40,7 +40,7 @@ _REASONING = "a dict such as {'effort': 'low'} or {'max_tokens': 512}"
 
 
 class OpenRouter(OpenAIDialect["AsyncOpenAI"]):
-    """A backend for one model at OpenRouter.
+    """Runs programs on one model at OpenRouter.
 
     Conversations, stops, budgets and retries are as of `OpenAI`. Choices and JSON schemas in OpenAI's strict subset are
     enforced where the list of models names `structured_outputs` for the model; all else is validated here, and the
@@ -49,19 +49,30 @@ class OpenRouter(OpenAIDialect["AsyncOpenAI"]):
     Args:
         model: its name, with its provider's, such as "openai/gpt-4o-mini".
         api_key: the key; None: the environment's OPENROUTER_API_KEY.
-        base_url: another server of this API.
+        base_url: the address of another server of this API; None: OpenRouter's.
         provider: how requests are routed, in OpenRouter's words (order, only, ignore, sort, data_collection, ...).
             `require_parameters` is True where it does not say otherwise; with False nothing counts as enforced.
         reasoning: how much the model thinks, in OpenRouter's words (effort, max_tokens, enabled, exclude).
-        app_url: of your application, which OpenRouter may list.
-        app_name: as `app_url`.
+        app_url: the address of your application, which OpenRouter may list.
+        app_name: the name of your application.
         profile: what the model can do, as of `OpenAI`; None: what the list says.
         extra_body: fields added to every request, none of those above.
-        options: as of `ConnectionOptions`.
+        options: timeouts, retries and further settings of calls, as of `ConnectionOptions`.
 
     Raises:
         MissingExtraError: the `openai` package is not installed.
         ParameterError: no key, or a wrong value or option.
+
+    Examples:
+        >>> from umbel.testing import OPENROUTER, FakeOpenAI  # play the provider here; with a key, leave base_url= out
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += ul.user(f"What is the capital of {country}?") + ul.assistant(ul.gen("city", max_tokens=8))
+        >>> name = "openai/gpt-4o-mini"
+        >>> with FakeOpenAI({"France": "Paris"}, models=[name], features=OPENROUTER) as server:
+        ...     model = ul.OpenRouter(name, base_url=server.base_url, api_key=server.api_key)
+        ...     capital.run("France", backend=model)["city"]
+        'Paris'
     """
 
     KIND = "openrouter"

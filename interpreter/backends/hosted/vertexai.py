@@ -100,6 +100,7 @@ class GoogleModel(TranslatedBackend):
             self._config["thinking_config"] = thinking
 
     async def prepare(self) -> None:
+        """Imports Google's client, unless one is given."""
         if self._given_client is None:  # nothing of the package is needed otherwise
             await super().prepare()
 
@@ -121,7 +122,7 @@ class GoogleModel(TranslatedBackend):
 
 
 class VertexAI(GoogleModel):
-    """A backend for one Gemini model at Vertex AI, or, with a key, at the Gemini API, for which `Gemini` is shorter.
+    """Runs programs on one Gemini model at Vertex AI, or, with a key, at the Gemini API, for which `Gemini` is shorter.
 
     Conversations, stops, budgets and retries are as of `OpenAI`. Choices and JSON schemas are the model's to enforce,
     as far as Google's keywords go: types, members, items, enums of strings and numbers, bounds, `anyOf`. All else
@@ -129,21 +130,32 @@ class VertexAI(GoogleModel):
     again. System turns stand in front of a conversation, as text.
 
     Args:
-        model: its name.
-        project: at Google Cloud; None: GOOGLE_CLOUD_PROJECT.
-        location: at Google Cloud; None: GOOGLE_CLOUD_LOCATION.
-        api_key: of the Gemini API, instead of a project.
+        model: its name, such as "gemini-2.5-flash".
+        project: id of the project at Google Cloud; None: the environment's GOOGLE_CLOUD_PROJECT.
+        location: region at Google Cloud, such as "europe-west1"; None: the environment's GOOGLE_CLOUD_LOCATION.
+        api_key: the key of the Gemini API, instead of a project.
         safety_settings: category → threshold, such as {"HARM_CATEGORY_HARASSMENT": "BLOCK_NONE"}.
         thinking_budget: tokens that the model may think, out of max_tokens: 0 for none, -1 for its own choice; None
             says nothing, which is its own choice as well.
-        include_thoughts: ask for summaries of what the model thinks, which `separate_reasoning` gives to programs.
+        include_thoughts: asks for summaries of what the model thinks, which `separate_reasoning` gives to programs.
         profile: what the model can do, as of `OpenAI`.
         client: a `google.genai.Client` that is used as it is; None: one is made.
-        options: as of `CallOptions`.
+        options: timeouts, retries and further settings of calls, as of `CallOptions`.
 
     Raises:
         MissingExtraError: the `google-genai` package is not installed, and no client is given.
         ParameterError: neither a project nor a key, or a wrong value or option.
+
+    Examples:
+        >>> from google import genai
+        >>> from umbel.testing import FakeGemini  # plays the provider here; else write project= in place of client=
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += ul.user(f"What is the capital of {country}?") + ul.assistant(ul.gen("city", max_tokens=8))
+        >>> with FakeGemini({"France": "Paris"}) as server:
+        ...     client = genai.Client(api_key=server.api_key, http_options={"base_url": server.base_url})
+        ...     capital.run("France", backend=ul.VertexAI("gemini-2.5-flash", client=client))["city"]
+        'Paris'
     """
 
     KIND = EXTRA = "vertexai"

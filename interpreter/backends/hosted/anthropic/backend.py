@@ -59,7 +59,7 @@ class CachingClient:
 
 
 class Anthropic(HostedBackend[CachingClient]):
-    """A backend for one Claude model.
+    """Runs programs on one Claude model, at Anthropic or another server of the Messages API.
 
     **Roles.** System and developer turns go to the provider's `system`; other turns are messages, neighbours of one
     role joined. An assistant turn that is already begun is continued by prefill where the model has it, else the model
@@ -82,19 +82,33 @@ class Anthropic(HostedBackend[CachingClient]):
     one has come, and the number of output tokens is a bound then.
 
     Args:
-        model: name of the model.
+        model: its name, such as "claude-haiku-4-5".
         api_key: the key; None: the environment's ANTHROPIC_API_KEY.
         base_url: another server of this API; None: the environment's ANTHROPIC_BASE_URL, or Anthropic's own.
-        cache: place breakpoints.
+        cache: places breakpoints, so that the provider keeps prefixes that programs share.
         profile: what the model can do, such as `dataclasses.replace(Anthropic(model).profile, prefill=True)`; None:
             looked up by its name.
         may_ignore: parameters that are left out where the model does not take them, instead of being refused:
             temperature, top_p, top_k, min_p, seed, logit_bias, and the penalties.
-        options: as of `ConnectionOptions`.
+        options: timeouts, retries and further settings of calls, as of `ConnectionOptions`.
+
+    Attributes:
+        model: its name.
+        profile: what the model can do: the given one, or that of its name.
 
     Raises:
         MissingExtraError: the `anthropic` package is not installed.
         ParameterError: no key, or a wrong value or option.
+
+    Examples:
+        >>> from umbel.testing import FakeAnthropic  # plays the provider here; with a key, leave base_url= out
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += ul.user(f"What is the capital of {country}?") + ul.assistant(ul.gen("city", max_tokens=8))
+        >>> with FakeAnthropic({"France": "Paris"}) as server:
+        ...     model = ul.Anthropic("claude-haiku-4-5", base_url=server.base_url, api_key=server.api_key)
+        ...     capital.run("France", backend=model)["city"]
+        'Paris'
     """
 
     KIND = PACKAGE = EXTRA = "anthropic"
@@ -204,7 +218,7 @@ class Anthropic(HostedBackend[CachingClient]):
         return lower(constraint, self.profile) is not None
 
     def hint(self, hint: Hint) -> None:
-        """Records the place: later requests that start with it get a breakpoint there. Sends nothing."""
+        """Records the prompt of a hint: later requests that start with it get a breakpoint there. Sends nothing."""
         if hint.pin is not None:
             self._composer.check_lifetime(hint.pin)
         if not namespace(hint.origin.salt, hint.prompt):

@@ -247,7 +247,7 @@ _MOST_SECONDS_FOR_TOKENIZER = 10.0  # and for a tokenizer, whose package may hav
 
 
 class OpenAI(OpenAIDialect["AsyncOpenAI"]):
-    """A backend for one model.
+    """Runs programs on one model of OpenAI, of Azure, or of a server that speaks OpenAI's dialect.
 
     **Roles** become the messages of a chat request, in the program's order. An assistant turn that has begun is
     continued where the server can; else the model is asked to go on. Text outside of roles is for completion models;
@@ -261,28 +261,39 @@ class OpenAI(OpenAIDialect["AsyncOpenAI"]):
     The server does not report the usage of such a call; `usage` holds bounds then.
 
     Args:
-        model: its name; of an Azure deployment without `azure_deployment`, the deployment's.
+        model: its name, such as "gpt-4.1-mini"; of an Azure deployment without `azure_deployment`, the deployment's.
         api_key: the key; None: the environment's OPENAI_API_KEY (AZURE_OPENAI_API_KEY for Azure).
-        base_url: another server; None: the environment's OPENAI_BASE_URL, or OpenAI's own.
-        mode: "chat", "completion", or "auto": chat where the model has it.
+        base_url: the address of another server, which often ends in /v1; None: the environment's OPENAI_BASE_URL, or
+            OpenAI's own.
+        mode: "chat", "completion", or "auto": chat where the model has it, unless a chat_template is given.
         chat_template: how roles are written in completion mode: Jinja source, the name of a format such as "chatml",
             the path of a file with Jinja source, or a ChatTemplate.
         profile: what the server can do: "auto" asks it who it is; "openai", "umbel", "vllm", "sglang",
             "llama.cpp", "llama-cpp-python" or "compatible" say so; a Profile says it in detail.
-        azure_endpoint: of an Azure resource.
-        azure_deployment: in it.
-        api_version: of its API.
-        organization: at OpenAI, for accounting.
-        project: as `organization`.
+        azure_endpoint: the address of an Azure resource.
+        azure_deployment: the name of a deployment in it; None: the model's.
+        api_version: the version of Azure's API.
+        organization: id of the organization at OpenAI that pays.
+        project: id of the project at OpenAI that pays.
         extra_body: fields added to every request, as the server understands them.
         routing_key_header: the name of a header, such as "X-SMG-Routing-Key", that carries a key which the calls of one
             fork have in common, so that a gateway between sends them to one server; None sends none.
-        options: as of `ConnectionOptions`.
+        options: timeouts, retries and further settings of calls, as of `ConnectionOptions`.
 
     Raises:
         MissingExtraError: the `openai` package is not installed.
         ParameterError: no key, or a wrong value or option.
         TemplateError: the chat template does not compile.
+
+    Examples:
+        >>> from umbel.testing import FakeOpenAI  # plays the provider here; with a key, leave base_url= out
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += ul.user(f"What is the capital of {country}?") + ul.assistant(ul.gen("city", max_tokens=8))
+        >>> with FakeOpenAI({"France": "Paris"}) as server:
+        ...     model = ul.OpenAI("gpt-4o-mini", base_url=server.base_url, api_key=server.api_key)
+        ...     capital.run("France", backend=model)["city"]
+        'Paris'
     """
 
     KIND = PACKAGE = EXTRA = "openai"
@@ -367,7 +378,7 @@ class OpenAI(OpenAIDialect["AsyncOpenAI"]):
         return msgspec.structs.replace(super().capabilities, embeds=True)
 
     async def embed(self, request: EmbedRequest) -> Embedded:
-        """Computes embeddings; `umbel.embed` is the call for programs. A model without any is refused by the server.
+        """Computes the embeddings of a request; `umbel.embed` is the call for programs.
 
         Raises:
             CapabilityError: a text is more than text.

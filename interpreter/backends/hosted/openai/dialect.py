@@ -102,7 +102,11 @@ class OpenAIDialect(HostedBackend[C]):
         return f"{type(self).__name__}({self.model!r}, host={self._provider.host!r}, mode={self._planner.mode!r})"
 
     def use_profile(self, profile: Profile, max_context: int | None) -> None:
-        """Switches to a profile. `max_context`: tokens, reported by the server; None: the profile's.
+        """Switches to a profile.
+
+        Args:
+            profile: what the model can do.
+            max_context: tokens of prompt and answer together, as the server reports them; None: the profile's.
 
         Raises:
             CapabilityError: the model does not have the mode that was asked for.
@@ -160,7 +164,7 @@ class OpenAIDialect(HostedBackend[C]):
         return await score_choices(self._session, self._planner, request, deadline, self.tokens_at_most)
 
     def hint(self, hint: Hint) -> None:
-        """Remembers a cache point, where the server takes breakpoints. Sends nothing; other hints change nothing."""
+        """Remembers the cache point of a hint, where the server takes breakpoints. Sends nothing."""
         if hint.pin is None:
             return
         self._planner.keep(hint.prompt)

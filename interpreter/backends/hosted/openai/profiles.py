@@ -43,11 +43,14 @@ CallsWay = Literal["", "strict", "always"]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One kind of model on one kind of server.
+    """Describes what a model on a server of OpenAI's dialect can do, where that cannot be found out.
+
+    `ul.OpenAI(..., profile="vllm")` takes a known one by its name. `dataclasses.replace` changes single fields of one.
 
     Attributes:
-        name: for messages.
-        chat, completion: which of the two APIs it has.
+        name: of the kind of server, for messages.
+        chat: it has the API of chats.
+        completion: it has the API of completions.
         max_tokens: how the limit of a chat request is called.
         schemas: how a JSON Schema is enforced: "strict" and "response_format" by `response_format`, in OpenAI's subset
             or any schema, "chat_response_format" in chats alone, "google" with the keywords that Google enforces;
@@ -75,10 +78,20 @@ class Profile:
         enforced_calls: calls of tools that are enforced: "strict", of one call at a time, of functions with `strict`,
             which take OpenAI's subset of schemas; "always", of all tools; "" none.
         breakpoints: its chat API takes `prompt_cache_breakpoint` on parts of messages, and keeps what stands before one
-            for BREAKPOINT_SECONDS after its last use.
+            for 1,800 s after its last use.
 
     Raises:
         ParameterError: a value of another type.
+
+    Examples:
+        >>> from umbel.testing import FakeOpenAI, OpenAIFeatures
+        >>> mine = ul.Profile("my server", completion=False, regexes="regex")  # it takes a field "regex"
+        >>> with FakeOpenAI(["B-07"], features=OpenAIFeatures(extras=frozenset({"regex"}))) as server:
+        ...     model = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key, profile=mine)
+        ...     model("On which shelf is Walden?", regex="[A-F]-[0-9]{2}")
+        ...     server.requests[0].body["regex"]
+        'B-07'
+        '[A-F]-[0-9]{2}'
     """
 
     name: str

@@ -75,7 +75,7 @@ _MOST_NAMED = 100  # characters of a model's path in messages
 
 
 class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
-    """A backend for the model of a running server: umbel's, SGLang's own API, or the OpenAI dialect's.
+    """Runs programs on the model of a running server: of umbel, of SGLang, or of one that speaks OpenAI's dialect.
 
     **A server of umbel**, of the same version, does what a `Runtime` does: its template, its constraints, scores at
     once, pins, embeddings, rankings, and whole programs in one request. What follows is about the others.
@@ -89,8 +89,8 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
     choice (`echo`) at servers of the OpenAI dialect that tell them. Where a server tells none, one of the choices is
     generated.
 
-    **Constraints** are enforced by the server: regular expressions, JSON schemas and GBNF at SGLang; what others
-    enforce says their `Profile`. All else is looked at here, and the model is asked again.
+    **Constraints** are enforced by the server: regular expressions, JSON schemas and GBNF at SGLang; the `Profile` of
+    others says what they enforce. All else is looked at here, and the model is asked again.
 
     Args:
         base_url: the server's address, with or without /v1.
@@ -104,12 +104,24 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
         routing_key_header: the name of a header, such as "X-SMG-Routing-Key", that carries a key which the calls of one
             fork have in common, so that a gateway between sends them to one server; None sends none.
         extra_body: fields added to every request; at SGLang its "sampling_params" are added to those of the request.
-        options: as of `ConnectionOptions`.
+        options: timeouts, retries and further settings of calls, as of `ConnectionOptions`.
 
     Raises:
         MissingExtraError: the `openai` package, which makes the requests, is not installed.
         ParameterError: a wrong value or option.
         TemplateError: the chat template is none, or does not compile.
+
+    Examples:
+        >>> from umbel.testing import FakeSGLang  # plays the server here; `umbel serve` starts one of umbel
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += f"The capital of {country} is" + ul.gen("city", max_tokens=4)
+        >>> with FakeSGLang({"France is": " Paris"}) as server:
+        ...     model = ul.RuntimeEndpoint(server.address, api_key=server.api_key)
+        ...     capital.run("France", backend=model)["city"]
+        ...     model.model
+        ' Paris'
+        'Qwen/Qwen2.5-7B-Instruct'
     """
 
     KIND = "endpoint"
@@ -200,7 +212,7 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
         return await (await self._ready()).score(request)
 
     async def embed(self, request: EmbedRequest) -> Embedded:
-        """Computes embeddings, at a server of umbel or of the OpenAI dialect; `umbel.embed` is the call for programs.
+        """Computes the embeddings of a request, at a server of umbel or OpenAI's dialect; programs call `umbel.embed`.
 
         Raises:
             CapabilityError: the server has another API; or as `protocol.Embedding`.
@@ -211,41 +223,69 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
         return await served.embed(request)
 
     async def rank(self, request: RankRequest) -> Ranked:
-        """Computes relevances, at a server of umbel; `umbel.rerank` is the call for programs."""
+        """Computes the relevances of a request, at a server of umbel; programs call `umbel.rerank`."""
         await self._ready()
         return await self._umbel("is no reranker").rank(request)
 
     def hint(self, hint: Hint) -> None:
-        """Sends a prefix hint to a server already in use; a hint starts no connection."""
+        """Sends a hint of a prefix to a server that is in use; it starts no connection."""
         if isinstance(self._served, UmbelServer | SGLangServer):
             self._served.hint(hint)
 
     def release(self, pinned: str) -> None:
-        """Releases the pin of a hint, at a server of umbel."""
+        """Lets a server of umbel drop what the hint with the id `pinned` holds."""
         if isinstance(self._served, UmbelServer):
             self._served.release(pinned)
 
     def run_program(self, request: RunProgram) -> AsyncGenerator[ProgramEvent, None]:
-        """Runs a whole program in one request, at a server of umbel. Closing the generator early aborts it."""
+        """Runs the program of a request as a whole, at a server of umbel. Closing the generator early aborts it."""
         return self._umbel("runs no whole programs").run_program(request)
 
     async def locate(self, question: Locate) -> Located:
+        """Finds where tokens of the prompt of a question stand in its text, at a server of umbel.
+
+        Raises:
+            CapabilityError: it is another server, or not yet in use.
+        """
         return await self._umbel("does not tell where tokens are").locate(question)
 
     @property
     def vocabulary(self) -> VocabularyInfo:
+        """The vocabulary of the model of a server of umbel.
+
+        Raises:
+            CapabilityError: it is another server, or not yet in use.
+        """
         return self._umbel("does not describe its tokens").vocabulary
 
     async def tokenize(self, question: Tokenize) -> Tokenized:
+        """Encodes the prompt of a question → its token ids, at a server of umbel, as `Runtime.tokenize`.
+
+        Raises:
+            CapabilityError: it is another server, or not yet in use.
+            RequestError: the prompt holds media.
+        """
         return await self._umbel("gives no token ids").tokenize(question)
 
     async def detokenize(self, question: Detokenize) -> Detokenized:
+        """Decodes the token ids of a question → their text, at a server of umbel, as `Runtime.detokenize`.
+
+        Raises:
+            CapabilityError: it is another server, or not yet in use.
+            ParameterError: ids outside of the vocabulary.
+        """
         return await self._umbel("reads no token ids").detokenize(question)
 
     async def caches(self, request: CacheRequest) -> Caches:
         """Creates, reads, extends or deletes prefixes that a server of umbel keeps under names, as `Runtime.caches`.
 
         They belong to the API key and the request's salt.
+
+        Args:
+            request: what is asked.
+
+        Raises:
+            CapabilityError: it is another server.
         """
         await self._ready()
         return await self._umbel("keeps nothing under names").caches(request)
@@ -261,6 +301,10 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
 
     async def survey(self, most: int = 1_000, text: int = 0) -> TreeSurvey:
         """Reads the radix tree of the server's runtime, which all callers share, as `Runtime.survey`.
+
+        Args:
+            most: nodes, 1 to 5,000, of the branches that were used last.
+            text: characters of the text of each node, 0 to 200; 0 shows none.
 
         Raises:
             CapabilityError: as `status`.
@@ -281,7 +325,14 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
         return self._served.tokens_at_most(prompt)
 
     async def control(self, verb: str) -> Done:
-        """Raises CapabilityError for a verb that the server does not know."""
+        """Does what `flush_cache` and `get_server_info` ask for.
+
+        Args:
+            verb: "flush_cache" or "info".
+
+        Raises:
+            CapabilityError: a verb that the server does not know.
+        """
         return await (await self._ready()).control(verb)
 
     async def close(self) -> None:
