@@ -60,7 +60,7 @@ NonEmpty = Annotated[str, Meta(min_length=1)]
 
 @dataclass(frozen=True, slots=True)
 class AnthropicFeatures:
-    """The abilities of a model of the Anthropic dialect.
+    """Says what the models of a FakeAnthropic can do. The defaults are those of recent models.
 
     Attributes:
         prefill: an assistant message at the end of a request is continued; newer models refuse it.
@@ -70,6 +70,16 @@ class AnthropicFeatures:
         thinks: thoughts come before the answer, unless the request switches them off.
         cache_minimum: tokens of the shortest prefix that is stored.
         models: GET /v1/models is there.
+
+    Examples:
+        >>> from umbel.testing import AnthropicFeatures, FakeAnthropic
+        >>> with FakeAnthropic(["Paris"], features=AnthropicFeatures(sampling="none")) as server:
+        ...     model = ul.Anthropic("claude-opus-4-6", base_url=server.base_url, api_key=server.api_key)
+        ...     try:
+        ...         model("What is the capital of France?", temperature=0)
+        ...     except ul.CapabilityError as error:
+        ...         print(error)
+        anthropic claude-opus-4-6: ... (400: `temperature` is not supported for this model.); leave it out, ...
     """
 
     prefill: bool = True
@@ -412,7 +422,7 @@ Json = dict[str, object]
 
 
 class FakeAnthropic(FakeProvider):
-    """A server of the Anthropic dialect: /v1/messages, /v1/models.
+    """Plays a server of Anthropic's dialect: /v1/messages, /v1/models.
 
     Prompts are cached as the provider does it: where `cache_control` says so, and never else. `usage` counts what is
     read as `cached_tokens`, and what is written as `cache_write_tokens`.
@@ -422,7 +432,19 @@ class FakeAnthropic(FakeProvider):
             schema asks for where that has one member. So has the input of a tool that the model must use.
         models: names that exist.
         features: what the models can do, to play older and newer ones.
-        options: as of `FakeOptions`.
+        options: faults, a gate and others, as of `FakeOptions`.
+
+    Examples:
+        >>> from umbel.testing import FakeAnthropic
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += ul.system("Be brief.") + ul.user(f"The capital of {country}?") + ul.assistant(ul.gen("city"))
+        >>> with FakeAnthropic({"France": "Paris"}) as server:
+        ...     model = ul.Anthropic("claude-haiku-4-5", base_url=server.base_url, api_key=server.api_key)
+        ...     capital.run("France", backend=model)["city"]
+        ...     server.requests[0].body["system"]
+        'Paris'
+        [{'type': 'text', 'text': 'Be brief.'}]
     """
 
     KEY_HEADER = "x-api-key"

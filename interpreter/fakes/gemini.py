@@ -170,7 +170,7 @@ class GenerateContentBody(GeminiJson):
 
 
 class FakeGemini(FakeProvider):
-    """A server of the Gemini API: generateContent and streamGenerateContent.
+    """Plays a server of the Gemini API: generateContent and streamGenerateContent.
 
     Models of the names "gemini-3" and later sign the first call of an answer, and refuse a conversation that brings
     such a call back without a signature, as Google's do.
@@ -179,7 +179,16 @@ class FakeGemini(FakeProvider):
         script: as Echo's. With a schema, the answer has to satisfy it. Text in <think> and </think> before an answer
             are its thoughts: told where `include_thoughts` asks for them, and paid for in any case.
         models: names that exist.
-        options: as of `FakeOptions`.
+        options: faults, a gate and others, as of `FakeOptions`.
+
+    Examples:
+        >>> from umbel.testing import FakeGemini
+        >>> with FakeGemini(["<think>France is a country.</think>Paris"]) as server:
+        ...     model = ul.Gemini("gemini-2.5-flash", base_url=server.base_url, api_key=server.api_key)
+        ...     model("What is the capital of France?", max_tokens=8)
+        ...     server.usage.completion_tokens  # thoughts are paid for
+        'Paris'
+        6
     """
 
     KEY_HEADER = "x-goog-api-key"

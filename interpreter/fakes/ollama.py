@@ -115,14 +115,25 @@ class OllamaBody(JsonBody):
 
 
 class FakeOllama(FakeProvider):
-    """A server of Ollama's API: /api/chat, /api/show, /api/tags. It asks for no key.
+    """Plays a server of Ollama's API: /api/chat, /api/show, /api/tags. It asks for no key.
 
     Args:
         script: as Echo's. With a format, the answer has to satisfy it. Text in <think> and </think> before an answer
             are its thoughts, which a model without the ability "thinking" writes as text.
         models: names that exist.
         abilities: of all models, as /api/show tells them: some of "completion", "vision", "tools", "thinking".
-        options: as of `FakeOptions`.
+        options: faults, a gate and others, as of `FakeOptions`.
+
+    Examples:
+        >>> from umbel.testing import FakeOllama
+        >>> with FakeOllama(["Paris"], models=["llama3.2"]) as server:
+        ...     ul.Ollama("llama3.2", base_url=server.base_url)("What is the capital of France?", max_tokens=8)
+        ...     try:
+        ...         ul.Ollama("lama3.2", base_url=server.base_url)("What is the capital of France?", max_tokens=8)
+        ...     except ul.RequestError as error:
+        ...         print(error)
+        'Paris'
+        ollama lama3.2: ... has no such model (model 'lama3.2' not found); run `ollama pull lama3.2`
     """
 
     KEY_HEADER = "authorization"

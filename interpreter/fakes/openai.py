@@ -334,7 +334,7 @@ def _token(text: str, logprob: float) -> Json:
 
 
 class FakeOpenAI(FakeProvider):
-    """A server of the OpenAI dialect: /v1/chat/completions, /v1/completions, /v1/models.
+    """Plays a server of OpenAI's dialect: /v1/chat/completions, /v1/completions, /v1/models.
 
     Args:
         script: as Echo's. With a response_format, the answer has to satisfy it; a bare one is put into the object
@@ -342,8 +342,17 @@ class FakeOpenAI(FakeProvider):
         models: names that exist.
         features: what the server can do, to play older models, reasoning models, and vLLM.
         scores: log-probabilities of choices, as Echo's, for prompts that are given back with theirs.
-        cache_tokens: size of the simulated prefix cache; 0 for none.
-        options: as of `FakeOptions`.
+        cache_tokens: tokens that the simulated prefix cache holds; 0 for none.
+        options: faults, a gate and others, as of `FakeOptions`.
+
+    Examples:
+        >>> from umbel.testing import FakeOpenAI
+        >>> with FakeOpenAI({"capital of France": "Paris"}) as server:
+        ...     model = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key)
+        ...     model("What is the capital of France?", max_tokens=8)
+        ...     server.requests[0].body["messages"]
+        'Paris'
+        [{'role': 'user', 'content': 'What is the capital of France?'}]
     """
 
     KEY_HEADER = "api-key"  # Azure's

@@ -24,10 +24,14 @@ Bias = dict[str, Annotated[float, Meta(ge=-100, le=100)]]
 
 @dataclass(frozen=True, slots=True)
 class OpenAIFeatures:
-    """The abilities of a server of the OpenAI dialect; the defaults are OpenAI's own recent models.
+    """Says what a FakeOpenAI can do. The defaults are those of OpenAI's own recent models.
+
+    `VLLM`, `SGLANG`, `LLAMA_CPP`, `OPENROUTER` and `REASONING` are such features.
 
     Attributes:
-        chat, completions, models: which routes there are.
+        chat: the route /v1/chat/completions is there.
+        completions: the route /v1/completions is there.
+        models: the route /v1/models is there.
         response_format: structured outputs; without, the parameter is refused, as older models do.
         stops: most stop strings of a request; reasoning models take none.
         temperature: reasoning models take the default alone (and top_p, penalties).
@@ -43,6 +47,15 @@ class OpenAIFeatures:
         reasoning: the field of answers for thoughts, which a script writes in <think> and </think> before its answer:
             "reasoning" as OpenRouter, "reasoning_content" as SGLang; "" leaves them in the text.
         breakpoints: parts of messages, answers apart, may have a `prompt_cache_breakpoint`.
+
+    Examples:
+        >>> from umbel.testing import VLLM, FakeOpenAI
+        >>> with FakeOpenAI(["B-07"], models=["my-model"], features=VLLM) as server:
+        ...     model = ul.OpenAI("my-model", base_url=server.base_url, api_key=server.api_key)
+        ...     model("On which shelf is Walden?", regex="[A-F]-[0-9]{2}")
+        ...     server.requests[0].body["structured_outputs"]  # as vLLM takes it
+        'B-07'
+        {'regex': '[A-F]-[0-9]{2}'}
     """
 
     chat: bool = True
@@ -260,16 +273,20 @@ EXTRAS = frozenset(
 
 # Servers and models to play.
 REASONING = OpenAIFeatures(completions=False, stops=0, temperature=False, max_tokens=False, logprobs=False)
+"""Features of OpenAI's reasoning models, which take no stops, no temperature and no `max_tokens`."""
 VLLM = OpenAIFeatures(
     stops=16,
     extras=frozenset({*_SAMPLING, *_CONTINUING, "structured_outputs", "cache_salt"}),
     names_stop=True,
     owned_by="vllm",
 )
+"""Features of vLLM: more sampling parameters, and `structured_outputs`."""
 SGLANG = OpenAIFeatures(
     stops=16, extras=frozenset({*_SAMPLING, *_CONTINUING, "regex", "json_schema", "ebnf"}), owned_by="sglang"
 )
+"""Features of SGLang's OpenAI dialect: more sampling parameters, `regex`, `json_schema` and `ebnf`."""
 LLAMA_CPP = OpenAIFeatures(stops=16, extras=frozenset({"top_k", "min_p", "grammar"}), owned_by="llamacpp")
+"""Features of the server of llama.cpp: `top_k`, `min_p` and grammars of GBNF."""
 OPENROUTER = OpenAIFeatures(
     completions=False,
     extras=frozenset({*_ROUTED, "top_k", "min_p", "repetition_penalty"}),
@@ -281,6 +298,7 @@ OPENROUTER = OpenAIFeatures(
     ),
     reasoning="reasoning",
 )
+"""Features of OpenRouter: its list of models tells their parameters and prices, and answers have their reasoning."""
 
 B = TypeVar("B", ChatBody, CompletionBody)
 

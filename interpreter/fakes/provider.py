@@ -90,13 +90,14 @@ def refuse(when: object, message: str, parameter: str | None = None, code: str |
 
 
 class FakeOptions(TypedDict, total=False):
-    """Options of every fake provider.
+    """Keyword options of every fake provider.
 
-    faults: for each request for text in order, or a function of its number (from 1): a Fault, a status of HTTP, or
-        None.
-    gate: if given, every request for text and every streamed piece waits at it.
-    retry_after: the header's value, for the fault that has one ("1").
-    record: how many requests `requests` keeps (1000).
+    Attributes:
+        faults: for each request for text in order, or a function of its number (from 1): a `Fault`, a status of HTTP,
+            or None.
+        gate: if given, every request for text and every streamed piece waits at this `umbel.Gate`.
+        retry_after: the value of the header that `Fault.RATE_LIMIT_AND_WHEN` sends; "1" if it is left out.
+        record: how many requests `requests` keeps; 1,000 if it is left out.
     """
 
     faults: Faults
@@ -106,10 +107,11 @@ class FakeOptions(TypedDict, total=False):
 
 
 class FakeProvider(ABC):
-    """A provider on loopback, from `with` to the end of its block.
+    """Is the base of all fake providers: a server on this machine, from `with` to the end of its block.
 
     Attributes:
-        api_key: made up for this server; requests without it are refused.
+        api_key: made up for this server; requests without it are refused, but for Ollama's.
+        models: names that exist.
         requests: those for text, in the order in which they came, also those that a fault or a refusal met.
         calls: how many of them the script answered.
         usage: what those cost: tokens as Echo counts them.
@@ -160,7 +162,7 @@ class FakeProvider(ABC):
 
     @classmethod
     def check_options(cls, options: FakeOptions) -> None:
-        """Raises ParameterError for an option that does not exist."""
+        """Checks the names of options. Raises ParameterError for one that does not exist."""
         known = FakeOptions.__annotations__.keys()
         unknown = next((option for option in options if option not in known), None)
         if unknown is not None:
@@ -171,13 +173,13 @@ class FakeProvider(ABC):
 
     @property
     def address(self) -> str:
-        """http://host:port"""
+        """The address of the server, as in "http://127.0.0.1:8000"."""
         return f"http://127.0.0.1:{self._server.port}"
 
     @property
     @abstractmethod
     def base_url(self) -> str:
-        """The address that clients of the provider use."""
+        """The address for clients of the provider: what `base_url` of the backend takes."""
 
     def __enter__(self) -> Self:
         self._server.start()
@@ -190,7 +192,7 @@ class FakeProvider(ABC):
             raise AssertionError(f"{type(self).__name__}: {self.errors[0]}") from self.errors[0]
 
     def close(self) -> None:
-        """Idempotent. Clients that wait for an answer lose the connection."""
+        """Ends the server; the end of the `with` block does so. Clients that wait for an answer lose the connection."""
         self._server.close()
         self._other_host.close()
 

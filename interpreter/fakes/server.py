@@ -246,7 +246,38 @@ def in_lengths(data: bytes, length: int) -> Iterable[bytes]:
 
 
 class Fault(StrEnum):
-    """One wrong answer. See the drawing above."""
+    """Names one wrong answer of a fake provider, which its option `faults` plays.
+
+    SPLIT_UTF8 and SPLIT_JSON are legal, and a client has to read them; the other ones are failures.
+
+    Attributes:
+        RATE_LIMIT_AND_WHEN: status 429 with the header Retry-After.
+        RATE_LIMIT: status 429 without that header.
+        SERVER_ERROR: status 500.
+        UNAVAILABLE: status 503.
+        DISCONNECT: the connection is closed without an answer.
+        SILENCE: no byte ever comes.
+        IDLE: half of the answer comes, then nothing more.
+        CUT: half of the answer comes, then the connection is closed.
+        SPLIT_UTF8: the answer comes in pieces that end inside characters.
+        SPLIT_JSON: the answer comes in pieces of a few bytes.
+        HTML: a web page comes, with status 200.
+        ERROR_EVENT: an error comes, with status 200, after half of a stream.
+        NO_DONE: all of the answer comes, and its end is never told.
+        ENDLESS: the answer never ends.
+        GZIP_BOMB: a gigabyte comes in a megabyte.
+        REDIRECT: another host is to be asked.
+
+    Examples:
+        >>> from umbel.testing import FakeOpenAI, Fault
+        >>> faults = [Fault.RATE_LIMIT_AND_WHEN]  # of the first request
+        >>> with FakeOpenAI(["Paris"], faults=faults, retry_after="0") as server:
+        ...     model = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key)
+        ...     model("What is the capital of France?", max_tokens=8)
+        ...     ul.get_server_info(model)["retries_429"]
+        'Paris'
+        1
+    """
 
     RATE_LIMIT_AND_WHEN = "429 with Retry-After"
     RATE_LIMIT = "429 without Retry-After"
@@ -418,10 +449,17 @@ async def _forever() -> None:
 
 
 class Unreachable:
-    """An address where no connection can be made: its queue is full, so the system does not answer.
+    """Holds an address where no connection can be made: its queue is full, so the system does not answer.
 
-    with Unreachable() as nowhere:
-        backend = OpenAI("gpt-4o", base_url=nowhere.base_url, connect_timeout=0.1)
+    Examples:
+        >>> from umbel.testing import Unreachable
+        >>> with Unreachable() as nowhere:
+        ...     where = {"base_url": nowhere.base_url, "api_key": "none", "connect_timeout": 0.05, "max_retries": 0}
+        ...     try:
+        ...         ul.OpenAI("gpt-4o", **where)("Why?")
+        ...     except ul.ConnectionLostError as error:
+        ...         print(error)
+        openai gpt-4o: no connection to 127.0.0.1 in time
     """
 
     def __init__(self) -> None:
@@ -444,4 +482,5 @@ class Unreachable:
 
     @property
     def base_url(self) -> str:
+        """The address, as `base_url` of a backend takes it."""
         return f"http://127.0.0.1:{self._listener.getsockname()[1]}/v1"

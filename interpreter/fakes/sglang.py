@@ -100,21 +100,33 @@ _Token = list[object]  # logarithm of its probability, id, text
 
 
 class FakeSGLang(FakeOpenAI):
-    """An SGLang server: its own API, and its OpenAI dialect.
+    """Plays a server of SGLang: its own API, and OpenAI's dialect.
 
     Args:
-        script: as of FakeOpenAI.
-        features: as of FakeOpenAI.
-        scores: as of FakeOpenAI.
-        cache_tokens: as of FakeOpenAI.
-        model: the path of the model.
+        script: the answers, as Echo's.
+        features: what its OpenAI dialect can do.
+        scores: log-probabilities of choices, as Echo's.
+        cache_tokens: tokens that the simulated prefix cache holds; 0 for none.
+        model: the path of the model, by which clients know its chat template.
         native: it has its own API; without, it is any server of the OpenAI dialect.
         incremental: streams have what is new, instead of all of the text so far.
         deterministic: it takes seeds.
-        options: as of `FakeOptions`.
+        options: faults, a gate and others, as of `FakeOptions`.
 
     Attributes:
         flushes: how often the cache was emptied.
+
+    Examples:
+        >>> from umbel.testing import FakeSGLang
+        >>> @ul.function
+        ... def check(s, claim):
+        ...     s += claim + " Is it true?" + ul.select("verdict", choices=[" yes", " no"])
+        >>> with FakeSGLang(scores={" yes": -0.1, " no": -2.3}) as server:
+        ...     model = ul.RuntimeEndpoint(server.address, api_key=server.api_key)
+        ...     check.run("Venice sinks.", backend=model)["verdict"]
+        ...     [request.path for request in server.requests]  # the prompt, then the choices on it
+        ' yes'
+        ['/generate', '/generate']
     """
 
     def __init__(
