@@ -79,18 +79,26 @@ class Web:
 def fetch_image(url: str, *, hosts: Collection[str], web: Web | None = None) -> bytes:
     """Downloads a picture from the web, for `image(...)`. Blocks.
 
-        s += ul.image(ul.fetch_image(url, hosts=["upload.example.org"]))
-
     Args:
         url: http or https. A redirect (at most three) has to lead to one of `hosts` too, and never to http from https.
         hosts: the only ones that may be asked, by their full names; "example.org:8080" allows that port. Addresses
             that are not public are refused whatever their name.
+        web: network and clock, for tests; None: those of this machine.
 
     Raises:
         ParameterError: the URL or an entry of `hosts` is not allowed, there is no picture at it, or it is over
             the limit of `image`.
         ConnectionLostError: the host cannot be found or reached, or it broke off.
-        DeadlineError: the answer took too long.
+        DeadlineError: the answer took longer than 30 s.
+
+    Examples:
+        >>> @ul.function
+        ... def describe(s, url):
+        ...     s += ul.user(ul.image(ul.fetch_image(url, hosts=["upload.example.org"])) + "What is this?")
+        ...     s += ul.assistant(ul.gen("answer", max_tokens=32))
+        >>> describe.run("http://10.0.0.1/secrets.png").text()  # what a stranger's text might name
+        Traceback (most recent call last):
+        umbel.lang.errors.ParameterError: ... 10.0.0.1 is not among hosts=['upload.example.org']; ...
     """
     allowed = _checked_hosts(hosts)
     url = checks.plain(url) if isinstance(url, str) else url

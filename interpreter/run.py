@@ -325,10 +325,21 @@ _of_process: list[Backend] = []  # at most one
 
 
 def set_default_backend(backend: Backend | None) -> None:
-    """Sets the default backend of this process; None unsets it.
+    """Sets the default backend of this process: of all runs that name none.
+
+    Args:
+        backend: such as `ul.Runtime()`; None unsets it, and then the default is a Runtime with the default model.
 
     Raises:
         ParameterError: not a backend.
+
+    Examples:
+        >>> ul.set_default_backend(ul.Echo({"France": "Paris"}))
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += f"The capital of {country}: " + ul.gen("city", max_tokens=8)
+        >>> capital.run("France")["city"]
+        'Paris'
     """
     chosen = [] if backend is None else [checked(backend)]
     with _lock:
@@ -337,7 +348,26 @@ def set_default_backend(backend: Backend | None) -> None:
 
 @contextmanager
 def default_backend(backend: Backend) -> Iterator[Backend]:
-    """Sets the default backend of a block: `with default_backend(backend): ...`."""
+    """Sets the default backend of a `with` block, which yields it.
+
+    Other threads, and tasks that were started before, keep theirs.
+
+    Args:
+        backend: such as `ul.Runtime()`.
+
+    Raises:
+        ParameterError: not a backend.
+
+    Examples:
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += f"The capital of {country}: " + ul.gen("city", max_tokens=8)
+        >>> with ul.default_backend(ul.Echo({"France": "Paris"})) as model:
+        ...     capital.run("France")["city"]
+        ...     model.calls
+        'Paris'
+        1
+    """
     token = _in_context.set(checked(backend))
     try:
         yield backend
@@ -375,12 +405,40 @@ def checked(backend: object) -> Backend:
 
 
 def flush_cache(backend: Backend | None = None) -> None:
-    """Drops every cached prefix of the backend, or of the default one."""
+    """Drops the cached prefixes of a backend, but for those that running calls use.
+
+    Args:
+        backend: that is asked; None is the default one.
+
+    Raises:
+        CapabilityError: the backend cannot: hosted models forget by themselves.
+
+    Examples:
+        >>> model = ul.Echo()
+        >>> text = model("Venice is sinking.", max_tokens=4)
+        >>> ul.get_server_info(model)["cached_tokens"]
+        8
+        >>> ul.flush_cache(model)
+        >>> ul.get_server_info(model)["cached_tokens"]
+        0
+    """
     _ask(chosen_backend(backend), "flush_cache")
 
 
 def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
-    """Returns facts about the backend, or the default one: model, sizes, counters."""
+    """Returns facts about a backend: its model, sizes and counters. Starts it if it does not run yet.
+
+    Args:
+        backend: that is asked; None is the default one. A `Runtime` has some hundred facts, which docs/runtime.md
+            describes, hosted models have calls and retries.
+
+    Examples:
+        >>> model = ul.Echo()
+        >>> text = model("Venice is sinking.", max_tokens=4)
+        >>> info = ul.get_server_info(model)
+        >>> info["model"], info["calls"]
+        ('Echo', 1)
+    """
     return dict(_ask(chosen_backend(backend), "info").result)
 
 

@@ -45,11 +45,17 @@ Answer = TypeVar("Answer")
 
 
 class RankedText(msgspec.Struct, frozen=True):
-    """A text with its relevance to the query.
+    """Holds a text with its relevance to a query, as `rerank` returns them.
 
     Attributes:
         index: its place among the texts that were given, counted from 0.
-        score: between 0 and 1; comparable for one query and model.
+        score: its relevance, between 0 and 1; comparable for one query and model.
+        text: as it was given.
+
+    Examples:
+        >>> ranked = [ul.RankedText(1, 0.94, "Venice sinks."), ul.RankedText(0, 0.08, "Rome has seven hills.")]
+        >>> [each.text for each in ranked if each.score > 0.5]
+        ['Venice sinks.']
     """
 
     index: int
@@ -74,12 +80,21 @@ def embed(
         dimensions: keeps the first so many numbers, for models that are trained for it; None keeps all.
         backend: a Runtime, the RuntimeEndpoint of a server, or a hosted model with embeddings; None is the default
             backend.
-        timeout: seconds for all texts.
+        timeout: seconds for all texts; None sets no limit.
 
     Raises:
         CapabilityError: the backend makes no embeddings.
         ContextLengthError: a text is too long.
         ParameterError: an empty list or text, or dimensions out of range.
+
+    Examples:
+        >>> texts = ["The cat sleeps.", "The kitten is asleep.", "Interest rates rose."]
+        >>> with ul.Runtime() as model:
+        ...     cat, kitten, rates = ul.embed(texts, backend=model)
+        >>> def likeness(a, b):
+        ...     return sum(x * y for x, y in zip(a, b))
+        >>> likeness(cat, kitten) > likeness(cat, rates)
+        True
     """
     asked, chosen = _asked_to_embed(texts, dimensions), _backend_and_timeout(backend, timeout)
     return loop.streams.run(_embedded(*asked, *chosen))
@@ -92,7 +107,24 @@ async def embed_async(
     backend: Backend | None = None,
     timeout: float | None = None,
 ) -> list[list[float]]:
-    """Awaits what `embed` returns."""
+    """Returns the embedding of each text, in order, as `embed` does, on the caller's event loop.
+
+    Args:
+        texts: none of them empty.
+        dimensions: keeps the first so many numbers, for models that are trained for it; None keeps all.
+        backend: as of `embed`; None is the default backend.
+        timeout: seconds for all texts; None sets no limit.
+
+    Raises:
+        UmbelError: as `embed` raises.
+
+    Examples:
+        >>> import asyncio
+        >>> with ul.Runtime() as model:
+        ...     vectors = asyncio.run(ul.embed_async(["The cat sleeps.", "Interest rates rose."], backend=model))
+        >>> [len(vector) for vector in vectors]
+        [640, 640]
+    """
     asked, chosen = _asked_to_embed(texts, dimensions), _backend_and_timeout(backend, timeout)
     return await _embedded(*asked, *chosen)
 
@@ -112,6 +144,7 @@ def rerank(
     Takes a reranker: a classifier with one or two labels, or a model whose checkpoint names the tokens it answers with.
 
     Args:
+        query: the question to which they are to be relevant.
         texts: none of them empty.
         top: how many are returned; None returns all.
         instruction: what "relevant" means here, for models that are told it; None leaves it as it was in training.
@@ -119,12 +152,21 @@ def rerank(
             in it become these tokens, those in query and texts do not. None takes the model's chat template, which then
             knows the roles "query" and "document".
         backend: a Runtime, or the RuntimeEndpoint of a server of umbel; None is the default backend.
-        timeout: seconds for all texts.
+        timeout: seconds for all texts; None sets no limit.
 
     Raises:
         CapabilityError: the model is no reranker.
         ContextLengthError: a text is too long.
-        ParameterError: an empty list or text, or a template that is needed or wrong.
+        ParameterError: an empty list or text, or a wrong template.
+        TemplateError: no template is given, and the model's own knows no queries and documents.
+
+    Examples:
+        >>> texts = ["Rome has seven hills.", "Venice sinks by two millimetres a year."]
+        >>> pair = "Question: {query} Text: {text} Relevant:"
+        >>> with ul.Runtime("oracle") as model:  # for tests: scores are hashes; write "Qwen/Qwen3-Reranker-0.6B"
+        ...     best = ul.rerank("Which city is sinking?", texts, top=1, template=pair, backend=model)
+        >>> print(best[0].index, best[0].text)
+        1 Venice sinks by two millimetres a year.
     """
     asked = _asked_to_rank(query, texts, top, instruction, template)
     chosen = _backend_and_timeout(backend, timeout)
@@ -141,7 +183,29 @@ async def rerank_async(
     backend: Backend | None = None,
     timeout: float | None = None,
 ) -> list[RankedText]:
-    """Awaits what `rerank` returns."""
+    """Returns texts by their relevance to a query, as `rerank` does, on the caller's event loop.
+
+    Args:
+        query: the question to which they are to be relevant.
+        texts: none of them empty.
+        top: how many are returned; None returns all.
+        instruction: as of `rerank`.
+        template: as of `rerank`.
+        backend: as of `rerank`; None is the default backend.
+        timeout: seconds for all texts; None sets no limit.
+
+    Raises:
+        UmbelError: as `rerank` raises.
+
+    Examples:
+        >>> import asyncio
+        >>> texts = ["Rome has seven hills.", "Venice sinks by two millimetres a year."]
+        >>> pair = "Question: {query} Text: {text} Relevant:"
+        >>> with ul.Runtime("oracle") as model:  # for tests: scores are hashes; write "Qwen/Qwen3-Reranker-0.6B"
+        ...     ranked = asyncio.run(ul.rerank_async("Which city is sinking?", texts, template=pair, backend=model))
+        >>> [each.index for each in ranked]
+        [1, 0]
+    """
     asked = _asked_to_rank(query, texts, top, instruction, template)
     chosen = _backend_and_timeout(backend, timeout)
     return await _ranked(*asked, *chosen)

@@ -60,7 +60,20 @@ R = TypeVar("R")
 
 
 class TemplateWarning(UserWarning):
-    """The template does not fit what the program does; the text says how."""
+    """Warns that a chat template does not fit what the program does; the text says how.
+
+    Examples:
+        >>> import warnings
+        >>> plain = ul.ChatTemplate(None, name="my model")  # of a model that was not trained on conversations
+        >>> @ul.function
+        ... def chat(s, question):
+        ...     s += ul.user(question) + ul.assistant(ul.gen("answer", max_tokens=8))
+        >>> with warnings.catch_warnings(record=True, action="always") as told:
+        ...     chat.run("Why?", backend=ul.Echo([" So."], chat_template=plain)).text().splitlines()
+        ...     print(told[0].message)
+        ['USER: Why?', 'ASSISTANT: So.']
+        my model has no chat template: roles are written as plain 'SYSTEM:', 'USER:' and 'ASSISTANT:' lines. ...
+    """
 
     __module__ = "umbel"
 
@@ -80,18 +93,37 @@ class Turn:
 
 
 class ChatTemplate:
-    """A chat template and the special tokens it may name.
+    """Writes the roles of a conversation as a model was trained to read them.
+
+    Backends take one as `chat_template=`. The methods are what the interpreter, the server and tests call.
 
     Args:
         source: Jinja source as in a tokenizer's `chat_template`, the name of a format such as "chatml", or None for
             the plain fallback (`SYSTEM:`, `USER:`, `ASSISTANT:` lines), of which the first use warns.
         tokens: names the template may use, such as `bos_token`, with their text.
         options: extra variables of the template, such as `enable_thinking`. Plain data.
-        name: for messages.
-        checked: compile it now. False leaves that to the first use: compiling may take a second.
+        name: of the model, for messages.
+        checked: compiles it now. False leaves that to the first use: compiling may take a second.
+
+    Attributes:
+        source: the Jinja source; None of the plain fallback.
+        tokens: as given.
+        options: as given.
+        name: as given.
 
     Raises:
         TemplateError: the source does not compile, or it is text without Jinja that names no format.
+
+    Examples:
+        >>> template = ul.ChatTemplate("chatml")
+        >>> template.render([{"role": "user", "content": "Why?"}], add_generation_prompt=True).splitlines()
+        ['<|im_start|>user', 'Why?<|im_end|>', '<|im_start|>assistant']
+        >>> @ul.function
+        ... def chat(s, question):
+        ...     s += ul.user(question) + ul.assistant(ul.gen("answer", max_tokens=8))
+        >>> model = ul.Echo(["So."], chat_template=template)
+        >>> chat.run("Why?", backend=model)["answer"]
+        'So.'
     """
 
     def __init__(
@@ -130,10 +162,17 @@ class ChatTemplate:
     # ------------------------------------------------------------------ what the interpreter calls
 
     def open(self, turns: Sequence[Turn], role: str) -> tuple[Part, ...]:
-        """Parts that begin a block of `role` after the closed `turns`.
+        """Returns the parts that begin a block of a role after closed turns.
 
-        Usually one piece of scaffolding. A template that moves a system message into the first user
-        turn makes the earlier content appear here, as ordinary text.
+        Usually it is one piece of scaffolding. A template that moves a system message into the first user turn makes
+        the earlier content appear here, as ordinary text.
+
+        Args:
+            turns: that are closed, oldest first.
+            role: of the block.
+
+        Raises:
+            TemplateError: the template refuses these turns, or does not tell conversations apart.
         """
         if role not in ROLES:
             raise TemplateError(f"unknown role {role!r}; write one of {', '.join(ROLES)}")
@@ -161,10 +200,14 @@ class ChatTemplate:
         return self._parts(self._extend(before, whole, turns), turns)
 
     def lead(self, turns: Sequence[Turn], role: str) -> str:
-        """White space between the opening of an assistant turn and constant content.
+        """Returns the white space between the opening of an assistant turn and constant content.
 
         A model writes that space itself as a part of its first token, so the opening must not: Llama 2 and the
         plain fallback have one.
+
+        Args:
+            turns: that are closed, oldest first.
+            role: of the block that follows; "" is returned for any but "assistant".
         """
         if role != "assistant":
             return ""
@@ -189,7 +232,7 @@ class ChatTemplate:
         return self._lead
 
     def close(self, turns: Sequence[Turn]) -> tuple[Part, ...]:
-        """Parts that end the last of `turns`, whose content is known now."""
+        """Returns the parts that end the last of `turns`, whose content is known now."""
         if self.source is None:
             return (Text("\n"),)
         mark = _PLACEHOLDER.format(len(turns) - 1)
@@ -221,7 +264,12 @@ class ChatTemplate:
         return self.source is not None and not _is_shipped(self.source)
 
     def opens_at_once(self, turns: Sequence[Turn], role: str) -> bool:
-        """Returns whether opening a block waits for no other process: it is rendered here, or was opened before."""
+        """Returns whether opening a block waits for no other process: it is rendered here, or was opened before.
+
+        Args:
+            turns: that are closed, oldest first.
+            role: of the block.
+        """
         if not self.is_foreign:
             return True
         roles, moment = _roles(turns), self.moment()
@@ -232,7 +280,13 @@ class ChatTemplate:
         return self._told_apart and self._trims is not None and needed <= self._outlines.keys()
 
     async def away(self, work: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
-        """Calls what uses this template; in a thread if it may wait for another process."""
+        """Calls what uses this template; in a thread if it may wait for another process.
+
+        Args:
+            work: the function.
+            arguments: of the function.
+            named: its keyword arguments.
+        """
         if self.is_foreign:
             return await asyncio.to_thread(work, *arguments, **named)
         return work(*arguments, **named)
@@ -251,6 +305,7 @@ class ChatTemplate:
         """Writes a whole conversation. Only the template's own text may become special tokens.
 
         Args:
+            messages: the turns, oldest first.
             tools: shown to the model; in our own words where the template shows none, or where `call_format` is ours.
             call_format: the spelling of calls, by `call_format_of` with the names of control tokens; None:
                 of this template, as if it had none.
@@ -270,6 +325,8 @@ class ChatTemplate:
         """Writes a query and a text as a reranker reads them: in turns of the roles "query" and "document".
 
         Args:
+            query: the question.
+            text: the text whose relevance to it is asked for.
             instruction: what "relevant" means, in a turn of the role "system"; None leaves that to the template.
 
         Raises:
@@ -297,7 +354,15 @@ class ChatTemplate:
         generation: "Generation" = True,
         options: "Mapping[str, Option] | None" = None,
     ) -> "Conversation":
-        """Does `conversation` for an event loop: in a thread where it waits for another process."""
+        """Does `conversation` for an event loop: in a thread where it waits for another process.
+
+        Args:
+            messages: as of `conversation`.
+            tools: as of `conversation`.
+            call_format: as of `conversation`.
+            generation: as of `conversation`.
+            options: as of `conversation`.
+        """
         return await self.writer.write_away(
             messages, tools, call_format=call_format or self.call_format, generation=generation, options=options
         )
@@ -344,6 +409,12 @@ class ChatTemplate:
     ) -> str:
         """Renders messages, with calls if they have some, and tools; for the writer of conversations.
 
+        Args:
+            messages: dicts, as templates read them.
+            generation: adds the beginning of an answer.
+            tools: that are shown to the model, as templates read them.
+            options: variables of the template, which go before its own.
+
         Raises:
             TemplateError: the template refuses them.
         """
@@ -354,11 +425,19 @@ class ChatTemplate:
         return self._fill(messages, generation=generation, more=variables)
 
     def moment(self) -> str:
-        """Until when an outline may be used again: for a minute, where the template asks what time it is."""
+        """Returns a text that changes when outlines are out of date: each minute, if a template asks for the time."""
         return f"{datetime.now():%Y-%m-%d %H:%M}" if "strftime_now" in (self.source or "") else ""
 
     def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = False) -> str:
-        """The template on real messages, as `apply_chat_template` of transformers does it."""
+        """Renders messages, as `apply_chat_template` of transformers does.
+
+        Args:
+            messages: dicts with "role" and "content", oldest first.
+            add_generation_prompt: adds the beginning of an answer.
+
+        Raises:
+            TemplateError: the template refuses them, or does not tell conversations apart.
+        """
         if self.source is None:
             text = "".join(f"{m['role'].upper()}: {m['content']}\n" for m in messages)
             return text + ("ASSISTANT:" if add_generation_prompt else "")

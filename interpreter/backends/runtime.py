@@ -117,7 +117,10 @@ T = TypeVar("T")
 
 
 class Runtime(DirectCalls):
-    """Runs a local model as a backend.
+    """Runs programs on a model on this machine, in processes of its own.
+
+    The processes start at the first use, or at `wait_ready`, and end with the `with` block, with `shutdown`, or with this
+    process. Calls of `Runtime(...)("prompt")` are described under "One prompt".
 
     Args:
         model: "default" (Gemma 3 270M, embedded), a folder of safetensors, a GGUF file, "org/repo" or
@@ -145,6 +148,18 @@ class Runtime(DirectCalls):
         ParameterError: an unknown option, a wrong type or range; the message names the nearest option.
         MissingExtraError: torch or another package of the `runtime` extra is not installed.
         TemplateError: the chat template does not compile.
+
+    Examples:
+        >>> @ul.function
+        ... def capital(s, country):
+        ...     s += f"France: Paris, Italy: Rome, {country}:" + ul.gen("city", max_tokens=2, temperature=0)
+        >>> with ul.Runtime() as model:  # the default model, Gemma 3 270M
+        ...     spain = capital.run("Spain", backend=model)
+        ...     greece = capital.run("Greece", backend=model)
+        ...     spain["city"], greece["city"]
+        ...     greece.usage.prompt_tokens, greece.usage.cached_tokens  # the examples were computed once
+        (' Madrid,', ' Athens,')
+        (11, 9)
     """
 
     def __init__(
@@ -214,6 +229,7 @@ class Runtime(DirectCalls):
 
     @property
     def capabilities(self) -> Capabilities:
+        """The features that the model and its options offer; some are known once the runtime has started."""
         welcome = self._welcome
         options = self._options if welcome is None else welcome.options
         caches = options is None or options.radix_cache
@@ -267,7 +283,9 @@ class Runtime(DirectCalls):
         """Starts the processes unless they run, and waits for the first token. May be called again, from any loop.
 
         Raises:
-            ModelError, ParameterError, MissingExtraError: gateway or engine could not start.
+            ModelError: the model is not there, or cannot be used.
+            ParameterError: an option does not fit the model or the machine.
+            MissingExtraError: a package that the model needs is not installed.
             DeadlineError: not ready within the startup timeout.
         """
         await self._connect()
@@ -277,18 +295,19 @@ class Runtime(DirectCalls):
         return self._events(request, Exchange.generate)
 
     def run_program(self, request: RunProgram) -> AsyncGenerator[ProgramEvent, None]:
-        """Runs a program in the gateway, see `lang.programs`. Closing the generator early aborts the program."""
+        """Runs the program of a request in the gateway. Closing the generator early aborts the program."""
         return self._events(request, Exchange.program)
 
     async def score(self, request: ScoreRequest) -> Scored:
+        """Scores the choices of a request; `select` is the call for programs."""
         return await self._answer(request, Exchange.score)
 
     async def embed(self, request: EmbedRequest) -> Embedded:
-        """Computes embeddings; `umbel.embed` is the call for programs. Raises as `protocol.Embedding`."""
+        """Computes the embeddings of a request; `umbel.embed` is the call for programs, and raises the same."""
         return await self._answer(request, Exchange.embed)
 
     async def rank(self, request: RankRequest) -> Ranked:
-        """Computes relevances; `umbel.rerank` is the call for programs. Raises as `protocol.Ranking`."""
+        """Computes the relevances of a request; `umbel.rerank` is the call for programs, and raises the same."""
         return await self._answer(request, Exchange.rank)
 
     def hint(self, hint: Hint) -> None:
@@ -298,25 +317,37 @@ class Runtime(DirectCalls):
             link.exchange.hint(hint)
 
     def release(self, pinned: str) -> None:
-        """Releases a pin, on the loop that sent its hint: a pin belongs to its socket."""
+        """Releases a pin, on the loop that sent its hint: a pin belongs to its socket.
+
+        Args:
+            pinned: the id of the hint.
+        """
         link = self._links.get(asyncio.get_running_loop())
         if link is not None and link.exchange is not None:
             link.exchange.release(pinned)
 
     def abort(self, request_id: str) -> bool:
-        """Ends a request that was made on this loop, see `protocol.Aborting`."""
+        """Ends a request that was made on this loop → whether it was running. What it has so far is its answer.
+
+        Args:
+            request_id: its id.
+        """
         link = self._links.get(asyncio.get_running_loop())
         return link is not None and link.exchange is not None and link.exchange.abort(request_id)
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
+        """Returns a bound on the tokens of a prompt, for budgets: never less than they are."""
         return tokens_at_most(prompt, self.capabilities.image_tokens)
 
     async def locate(self, question: Locate) -> Located:
-        """Finds where tokens of a prompt stand in its text; for `State.explain_cache`."""
+        """Finds where tokens of the prompt of a question stand in its text; for `State.explain_cache`."""
         return await self._answer(question, Exchange.locate)
 
     async def caches(self, request: CacheRequest) -> Caches:
         """Creates, reads, extends or deletes prefixes that are kept under names of the request's salt.
+
+        Args:
+            request: what is asked for: CreateCache, ReadCaches, ExtendCache or DeleteCache of the protocol.
 
         Raises:
             RequestError: the prompt of a CreateCache is shorter than its minimum, or too long.
@@ -326,7 +357,7 @@ class Runtime(DirectCalls):
         return await self._answer(request, Exchange.caches)
 
     async def tokenize(self, question: Tokenize) -> Tokenized:
-        """Encodes a prompt → its token ids, BOS included.
+        """Encodes the prompt of a question → its token ids, BOS included.
 
         Raises:
             RequestError: the prompt holds media.
@@ -334,10 +365,22 @@ class Runtime(DirectCalls):
         return await self._answer(question, Exchange.tokenize)
 
     async def detokenize(self, question: Detokenize) -> Detokenized:
-        """Decodes token ids → their text. Raises ParameterError for ids outside the vocabulary."""
+        """Decodes the token ids of a question → their text.
+
+        Raises:
+            ParameterError: ids outside of the vocabulary.
+        """
         return await self._answer(question, Exchange.detokenize)
 
     async def control(self, verb: str) -> Done:
+        """Does what `flush_cache` and `get_server_info` ask for.
+
+        Args:
+            verb: "flush_cache" or "info".
+
+        Raises:
+            ParameterError: any other verb.
+        """
         return await self._answer(verb, Exchange.control)
 
     def health(self) -> RuntimeHealth:
@@ -469,13 +512,26 @@ class Runtime(DirectCalls):
     # ------------------------------------------------------------------ blocking helpers
 
     def wait_ready(self) -> Self:
-        """Blocks until the runtime is ready. Raises as `start`."""
+        """Blocks until the runtime is ready, and returns it.
+
+        Raises:
+            UmbelError: as `start` raises.
+        """
         streams.run(self.start())
         return self
 
     # Any: see `sampling.overrides`
     def final_of(self, prompt: str, sampling_params: Mapping[str, Any] | None = None, /, **sampling: Any) -> Final:
-        """Completes one prompt → all completions with their tokens, finish reasons and usage. Blocks."""
+        """Completes one prompt → all completions with their tokens, finish reasons and usage. Blocks.
+
+        Args:
+            prompt: text; continued as it is.
+            sampling_params: sampling parameters as a dict, such as {"max_tokens": 8, "n": 2}.
+            sampling: the same by keyword.
+
+        Raises:
+            ParameterError: a prompt that is no string, or a parameter that is unknown, wrong or given twice.
+        """
         return self._ended(prompt, _asked("final_of", prompt, sampling_params, sampling))
 
     def _ended(self, prompt: str, sampling: SamplingParams) -> Final:

@@ -282,7 +282,7 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
         They belong to the API key and the request's salt.
 
         Args:
-            request: what is asked.
+            request: what is asked for, as of `Runtime.caches`.
 
         Raises:
             CapabilityError: it is another server.
