@@ -29,9 +29,6 @@ class DirectCalls:
     def __call__(self, prompt: str, max_tokens: int | None = None, **options: Any) -> str:
         """Completes one prompt and returns the generated text; blocks.
 
-            ul.Runtime()("The capital of France is", max_tokens=8, temperature=0)
-            ul.Echo(["blue"])("The sky is ", choices=["blue", "grey"])
-
         The prompt is continued as it is. Turns of a chat are for programs: see `ul.user` and `ul.assistant`. A model
         that takes turns alone, such as a hosted chat model, gets the prompt as the message of a user.
 
@@ -44,14 +41,19 @@ class DirectCalls:
         Raises:
             ParameterError: a prompt that is no string, or a parameter that is unknown or wrong.
             UmbelError: what a `gen` of a program raises on this backend.
+
+        Examples:
+            >>> model = ul.Echo(["Paris", "blue"])  # or ul.Runtime()
+            >>> model("The capital of France is ", max_tokens=8, temperature=0)
+            'Paris'
+            >>> model("The sky is ", choices=["blue", "grey"])
+            'blue'
         """
         given = options if max_tokens is None else {"max_tokens": max_tokens, **options}
         return self.complete(prompt, given)
 
     def complete(self, prompt: str, sampling_params: Mapping[str, Any] | None = None, /, **options: Any) -> str:
         """Completes one prompt, as a call of the backend does; blocks.
-
-            runtime.complete("The capital of France is", max_tokens=8, temperature=0)
 
         Args:
             prompt: text; continued as it is.
@@ -61,6 +63,10 @@ class DirectCalls:
         Raises:
             ParameterError: a prompt that is no string, or a parameter that is unknown, wrong or given twice.
             UmbelError: what a `gen` of a program raises on this backend.
+
+        Examples:
+            >>> ul.Echo(["Paris"]).complete("The capital of France is ", {"max_tokens": 8})
+            'Paris'
         """
         asked, of_run = _split(prompt, sampling_params, options)
         state: State = _program().run(prompt, asked, backend=self, **of_run)
@@ -71,8 +77,6 @@ class DirectCalls:
     ) -> str:
         """Completes one prompt, as `complete` does, on the caller's event loop.
 
-            first, second = await asyncio.gather(model.complete_async("One:"), model.complete_async("Two:"))
-
         Args:
             prompt: text; continued as it is.
             sampling_params: the options as a dict.
@@ -81,6 +85,13 @@ class DirectCalls:
         Raises:
             ParameterError: a prompt that is no string, or a parameter that is unknown, wrong or given twice.
             UmbelError: what a `gen` of a program raises on this backend.
+
+        Examples:
+            >>> import asyncio
+            >>> async def both(model):
+            ...     return await asyncio.gather(model.complete_async("One:"), model.complete_async("Two:"))
+            >>> asyncio.run(both(ul.Echo({"One:": " a", "Two:": " b"})))
+            [' a', ' b']
         """
         asked, of_run = _split(prompt, sampling_params, options)
         state = await _program().run_async(prompt, asked, backend=self, **of_run)

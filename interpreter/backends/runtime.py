@@ -119,8 +119,8 @@ T = TypeVar("T")
 class Runtime(DirectCalls):
     """Runs programs on a model on this machine, in processes of its own.
 
-    The processes start at the first use, or at `wait_ready`, and end with the `with` block, with `shutdown`, or with this
-    process. Calls of `Runtime(...)("prompt")` are described under "One prompt".
+    The processes start at the first use, or at `wait_ready`, and end with the `with` block, with `shutdown`, or with
+    this process.
 
     Args:
         model: "default" (Gemma 3 270M, embedded), a folder of safetensors, a GGUF file, "org/repo" or
@@ -152,14 +152,15 @@ class Runtime(DirectCalls):
     Examples:
         >>> @ul.function
         ... def capital(s, country):
-        ...     s += f"France: Paris, Italy: Rome, {country}:" + ul.gen("city", max_tokens=2, temperature=0)
+        ...     s += f"France: Paris, Italy: Rome, Egypt: Cairo, {country}:"
+        ...     s += ul.gen("city", max_tokens=4, stop=",", temperature=0)
         >>> with ul.Runtime() as model:  # the default model, Gemma 3 270M
         ...     spain = capital.run("Spain", backend=model)
         ...     greece = capital.run("Greece", backend=model)
         ...     spain["city"], greece["city"]
         ...     greece.usage.prompt_tokens, greece.usage.cached_tokens  # the examples were computed once
-        (' Madrid,', ' Athens,')
-        (11, 9)
+        (' Madrid', ' Athens')
+        (15, 13)
     """
 
     def __init__(
