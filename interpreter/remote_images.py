@@ -94,7 +94,8 @@ def fetch_image(url: str, *, hosts: Collection[str], web: Web | None = None) -> 
     Examples:
         >>> @ul.function
         ... def describe(s, url):
-        ...     s += ul.user(ul.image(ul.fetch_image(url, hosts=["upload.example.org"])) + "What is this?")
+        ...     picture = ul.fetch_image(url, hosts=["upload.example.org"])
+        ...     s += ul.user(ul.image(picture) + "What is this?")
         ...     s += ul.assistant(ul.gen("answer", max_tokens=32))
         >>> describe.run("http://10.0.0.1/secrets.png").text()  # what a stranger's text might name
         Traceback (most recent call last):

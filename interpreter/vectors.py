@@ -53,8 +53,8 @@ class RankedText(msgspec.Struct, frozen=True):
         text: as it was given.
 
     Examples:
-        >>> ranked = [ul.RankedText(1, 0.94, "Venice sinks."), ul.RankedText(0, 0.08, "Rome has seven hills.")]
-        >>> [each.text for each in ranked if each.score > 0.5]
+        >>> best, last = ul.RankedText(1, 0.94, "Venice sinks."), ul.RankedText(0, 0.08, "Rome is old.")
+        >>> [each.text for each in (best, last) if each.score > 0.5]
         ['Venice sinks.']
     """
 
@@ -120,8 +120,9 @@ async def embed_async(
 
     Examples:
         >>> import asyncio
+        >>> texts = ["The cat sleeps.", "Interest rates rose."]
         >>> with ul.Runtime() as model:
-        ...     vectors = asyncio.run(ul.embed_async(["The cat sleeps.", "Interest rates rose."], backend=model))
+        ...     vectors = asyncio.run(ul.embed_async(texts, backend=model))
         >>> [len(vector) for vector in vectors]
         [640, 640]
     """
@@ -161,9 +162,12 @@ def rerank(
         TemplateError: no template is given, and the model's own knows no queries and documents.
 
     Examples:
+        The oracle is a model for tests, whose scores are hashes. Write "Qwen/Qwen3-Reranker-0.6B", say, which also
+        needs no template.
+
         >>> texts = ["Rome has seven hills.", "Venice sinks by two millimetres a year."]
         >>> pair = "Question: {query} Text: {text} Relevant:"
-        >>> with ul.Runtime("oracle") as model:  # for tests: scores are hashes; write "Qwen/Qwen3-Reranker-0.6B"
+        >>> with ul.Runtime("oracle") as model:
         ...     best = ul.rerank("Which city is sinking?", texts, top=1, template=pair, backend=model)
         >>> print(best[0].index, best[0].text)
         1 Venice sinks by two millimetres a year.
@@ -198,12 +202,16 @@ async def rerank_async(
         UmbelError: as `rerank` raises.
 
     Examples:
+        The oracle is a model for tests, as in the example of `rerank`.
+
         >>> import asyncio
         >>> texts = ["Rome has seven hills.", "Venice sinks by two millimetres a year."]
         >>> pair = "Question: {query} Text: {text} Relevant:"
-        >>> with ul.Runtime("oracle") as model:  # for tests: scores are hashes; write "Qwen/Qwen3-Reranker-0.6B"
-        ...     ranked = asyncio.run(ul.rerank_async("Which city is sinking?", texts, template=pair, backend=model))
-        >>> [each.index for each in ranked]
+        >>> async def order(query):
+        ...     ranked = await ul.rerank_async(query, texts, template=pair, backend=model)
+        ...     return [each.index for each in ranked]
+        >>> with ul.Runtime("oracle") as model:
+        ...     asyncio.run(order("Which city is sinking?"))
         [1, 0]
     """
     asked = _asked_to_rank(query, texts, top, instruction, template)

@@ -64,7 +64,7 @@ class TemplateWarning(UserWarning):
 
     Examples:
         >>> import warnings
-        >>> plain = ul.ChatTemplate(None, name="my model")  # of a model that was not trained on conversations
+        >>> plain = ul.ChatTemplate(None, name="my model")  # which has no template of its own
         >>> @ul.function
         ... def chat(s, question):
         ...     s += ul.user(question) + ul.assistant(ul.gen("answer", max_tokens=8))
@@ -72,7 +72,7 @@ class TemplateWarning(UserWarning):
         ...     chat.run("Why?", backend=ul.Echo([" So."], chat_template=plain)).text().splitlines()
         ...     print(told[0].message)
         ['USER: Why?', 'ASSISTANT: So.']
-        my model has no chat template: roles are written as plain 'SYSTEM:', 'USER:' and 'ASSISTANT:' lines. ...
+        my model has no chat template: roles are written as plain 'SYSTEM:', 'USER:' and ... lines. ...
     """
 
     __module__ = "umbel"
@@ -116,7 +116,8 @@ class ChatTemplate:
 
     Examples:
         >>> template = ul.ChatTemplate("chatml")
-        >>> template.render([{"role": "user", "content": "Why?"}], add_generation_prompt=True).splitlines()
+        >>> messages = [{"role": "user", "content": "Why?"}]
+        >>> template.render(messages, add_generation_prompt=True).splitlines()
         ['<|im_start|>user', 'Why?<|im_end|>', '<|im_start|>assistant']
         >>> @ul.function
         ... def chat(s, question):

@@ -74,7 +74,7 @@ class ProgramError(UmbelError):
         ...     s += ul.user_begin() + "Why?" + ul.user_begin()
         >>> chat.run().text()
         Traceback (most recent call last):
-        umbel.lang.errors.ProgramError: a user turn cannot begin inside an open user turn; end that one first ...
+        umbel.lang.errors.ProgramError: a user turn cannot begin inside an open user turn; ...
     """
 
 
@@ -107,7 +107,7 @@ class TemplateError(ProgramError):
     Examples:
         >>> ul.Echo(chat_template="chatlm")
         Traceback (most recent call last):
-        umbel.lang.errors.TemplateError: chat_template='chatlm' is no Jinja source ... did you mean 'chatml' or ...?
+        umbel.lang.errors.TemplateError: chat_template='chatlm' is no ... did you mean 'chatml' ...
     """
 
 
@@ -169,7 +169,7 @@ class ResultError(UmbelError, ValueError):
         >>> state = count.run(backend=ul.Echo(["[1, 2, 3, 4]"]))
         >>> state.value("numbers")
         Traceback (most recent call last):
-        umbel.lang.errors.ResultError: variable 'numbers' holds no list[int], for it was cut off after 3 tokens ...
+        umbel.lang.errors.ResultError: variable 'numbers' holds no list[int], for it was cut off ...
         >>> state["numbers"]
         '[1,'
     """
@@ -181,7 +181,7 @@ class BackendError(UmbelError):
     Examples:
         >>> ul.Runtime().chat_template
         Traceback (most recent call last):
-        umbel.lang.errors.BackendError: the chat template is known once the runtime has started; call wait_ready() first
+        umbel.lang.errors.BackendError: the chat template is known once ... call wait_ready() first
     """
 
 
@@ -191,7 +191,7 @@ class CapabilityError(BackendError):
     Examples:
         >>> ul.embed(["a text"], backend=ul.Echo())
         Traceback (most recent call last):
-        umbel.lang.errors.CapabilityError: Echo makes no embeddings; give backend= a Runtime with an embedding ...
+        umbel.lang.errors.CapabilityError: Echo makes no embeddings; give backend= a Runtime with ...
     """
 
 
@@ -202,15 +202,13 @@ class GuaranteeError(BackendError):
 
     Examples:
         >>> from umbel.testing import FakeOllama
-        >>> @ul.function
-        ... def grade(s, essay):
-        ...     s += ul.user("Grade this: " + essay) + ul.assistant(ul.gen("grade", regex="[A-F]", max_tokens=8))
         >>> with FakeOllama(lambda prompt: "Excellent") as server:
+        ...     model = ul.Ollama("llama3.2", base_url=server.base_url)
         ...     try:
-        ...         grade.run("Venice sinks.", backend=ul.Ollama("llama3.2", base_url=server.base_url))["grade"]
+        ...         model("Grade this essay.", regex="[A-F]", max_tokens=8)
         ...     except ul.GuaranteeError as error:
         ...         print(error)
-        ollama llama3.2 wrote no text for variable 'grade' that satisfies its regex in 3 tries; ...
+        ollama llama3.2 wrote no text for variable 'text' that satisfies its regex in 3 tries; ...
     """
 
 
@@ -225,7 +223,7 @@ class RequestError(BackendError):
         ...     model = ul.OpenAI("gpt-4p", base_url=server.base_url, api_key=server.api_key)
         ...     model("Why?", max_tokens=8)
         Traceback (most recent call last):
-        umbel.lang.errors.RequestError: openai gpt-4p: 127.0.0.1 has no model 'gpt-4p'; it has 'gpt-4o', ...
+        umbel.lang.errors.RequestError: openai gpt-4p: 127.0.0.1 has no model 'gpt-4p'; it has ...
     """
 
 
@@ -258,9 +256,9 @@ class OverloadedError(BackendError):
     Examples:
         >>> from umbel.testing import FakeOpenAI, Fault
         >>> with FakeOpenAI(["Because."], faults=[Fault.RATE_LIMIT]) as server:
-        ...     model = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key, max_retries=0)
+        ...     where = {"base_url": server.base_url, "api_key": server.api_key}
         ...     try:
-        ...         model("Why?", max_tokens=8)
+        ...         ul.OpenAI("gpt-4o", max_retries=0, **where)("Why?", max_tokens=8)
         ...     except ul.OverloadedError as error:
         ...         print(error)
         openai gpt-4o: 127.0.0.1 is overloaded or limits its rate (429: ...)
@@ -273,9 +271,9 @@ class EngineError(BackendError):
     Examples:
         >>> from umbel.testing import FakeOpenAI, Fault
         >>> with FakeOpenAI(["Because."], faults=[Fault.SERVER_ERROR]) as server:
-        ...     model = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key, max_retries=0)
+        ...     where = {"base_url": server.base_url, "api_key": server.api_key}
         ...     try:
-        ...         model("Why?", max_tokens=8)
+        ...         ul.OpenAI("gpt-4o", max_retries=0, **where)("Why?", max_tokens=8)
         ...     except ul.EngineError as error:
         ...         print(error)
         openai gpt-4o: 127.0.0.1 failed (500: ...)
@@ -290,9 +288,9 @@ class ConnectionLostError(BackendError, ConnectionError):
     Examples:
         >>> from umbel.testing import FakeOpenAI, Fault
         >>> with FakeOpenAI(["Because."], faults=[Fault.DISCONNECT]) as server:
-        ...     model = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key, max_retries=0)
+        ...     where = {"base_url": server.base_url, "api_key": server.api_key}
         ...     try:
-        ...         model("Why?", max_tokens=8)
+        ...         ul.OpenAI("gpt-4o", max_retries=0, **where)("Why?", max_tokens=8)
         ...     except ul.ConnectionLostError as error:
         ...         print(error)
         openai gpt-4o: no connection to 127.0.0.1, or it was lost; check base_url
@@ -344,7 +342,8 @@ class CancelledError(UmbelError):
         >>> @ul.function
         ... def ask(s, question):
         ...     s += question + ul.gen("answer", max_tokens=4)
-        >>> state = ask.run("Why?", backend=ul.Echo(gate=ul.Gate()), stream=True)  # a model that never answers
+        >>> silent = ul.Echo(gate=ul.Gate())  # a model that never answers
+        >>> state = ask.run("Why?", backend=silent, stream=True)
         >>> state.cancel()
         >>> state["answer"]
         Traceback (most recent call last):
@@ -406,7 +405,7 @@ class MissingExtraError(UmbelError, ImportError):
 
     Examples:
         >>> try:
-        ...     raise ul.MissingExtraError("litellm", extra="litellm")  # as ul.LiteLLM(...) does without the package
+        ...     raise ul.MissingExtraError("litellm", extra="litellm")  # as ul.LiteLLM(...) does
         ... except ImportError as error:
         ...     print(error)
         'litellm' is not installed; run: pip install 'umbel[litellm]'

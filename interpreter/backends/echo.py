@@ -260,7 +260,8 @@ class Echo(DirectCalls):
         ... def capital(s, country):
         ...     s += f"The capital of {country} is" + ul.gen("city", max_tokens=4, stop=".")
         ...     s += " Is it large?" + ul.select("large", choices=[" yes", " no"])
-        >>> model = ul.Echo({"France is": " Paris. It lies on the Seine."}, scores={" yes": -0.1, " no": -2.0})
+        >>> answers = {"France is": " Paris. It lies on the Seine."}
+        >>> model = ul.Echo(answers, scores={" yes": -0.1, " no": -2.0})
         >>> capital.run("France", backend=model).text()
         'The capital of France is Paris Is it large? yes'
         >>> model.prompts[0], model.calls
@@ -333,7 +334,7 @@ class Echo(DirectCalls):
 
     @property
     def prompts(self) -> list[str]:
-        """The texts of the prompts that programs have sent, oldest first, with <image> or <video> for media.
+        """The texts of the prompts that programs have sent, oldest first, with `<image>` or `<video>` for media.
 
         Each call has one. Hints, which announce the beginning of a fork's prompts, are in `requests` alone.
         """

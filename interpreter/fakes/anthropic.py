@@ -79,7 +79,7 @@ class AnthropicFeatures:
         ...         model("What is the capital of France?", temperature=0)
         ...     except ul.CapabilityError as error:
         ...         print(error)
-        anthropic claude-opus-4-6: ... (400: `temperature` is not supported for this model.); leave it out, ...
+        anthropic claude-opus-4-6: ... (400: `temperature` is not supported for this model.); ...
     """
 
     prefill: bool = True
@@ -438,7 +438,8 @@ class FakeAnthropic(FakeProvider):
         >>> from umbel.testing import FakeAnthropic
         >>> @ul.function
         ... def capital(s, country):
-        ...     s += ul.system("Be brief.") + ul.user(f"The capital of {country}?") + ul.assistant(ul.gen("city"))
+        ...     s += ul.system("Be brief.") + ul.user(f"The capital of {country}?")
+        ...     s += ul.assistant(ul.gen("city", max_tokens=8))
         >>> with FakeAnthropic({"France": "Paris"}) as server:
         ...     model = ul.Anthropic("claude-haiku-4-5", base_url=server.base_url, api_key=server.api_key)
         ...     capital.run("France", backend=model)["city"]

@@ -118,7 +118,7 @@ class FakeOllama(FakeProvider):
     """Plays a server of Ollama's API: /api/chat, /api/show, /api/tags. It asks for no key.
 
     Args:
-        script: as Echo's. With a format, the answer has to satisfy it. Text in <think> and </think> before an answer
+        script: as Echo's. With a format, the answer has to satisfy it. Text in `<think>` and `</think>` before an answer
             are its thoughts, which a model without the ability "thinking" writes as text.
         models: names that exist.
         abilities: of all models, as /api/show tells them: some of "completion", "vision", "tools", "thinking".
@@ -127,9 +127,10 @@ class FakeOllama(FakeProvider):
     Examples:
         >>> from umbel.testing import FakeOllama
         >>> with FakeOllama(["Paris"], models=["llama3.2"]) as server:
-        ...     ul.Ollama("llama3.2", base_url=server.base_url)("What is the capital of France?", max_tokens=8)
+        ...     model = ul.Ollama("llama3.2", base_url=server.base_url)
+        ...     model("What is the capital of France?", max_tokens=8)
         ...     try:
-        ...         ul.Ollama("lama3.2", base_url=server.base_url)("What is the capital of France?", max_tokens=8)
+        ...         ul.Ollama("lama3.2", base_url=server.base_url)("What is the capital of Italy?")
         ...     except ul.RequestError as error:
         ...         print(error)
         'Paris'

@@ -454,9 +454,9 @@ class Unreachable:
     Examples:
         >>> from umbel.testing import Unreachable
         >>> with Unreachable() as nowhere:
-        ...     where = {"base_url": nowhere.base_url, "api_key": "none", "connect_timeout": 0.05, "max_retries": 0}
+        ...     where = {"base_url": nowhere.base_url, "api_key": "none"}
         ...     try:
-        ...         ul.OpenAI("gpt-4o", **where)("Why?")
+        ...         ul.OpenAI("gpt-4o", connect_timeout=0.05, max_retries=0, **where)("Why?")
         ...     except ul.ConnectionLostError as error:
         ...         print(error)
         openai gpt-4o: no connection to 127.0.0.1 in time

@@ -39,10 +39,13 @@ class Gemini(GoogleModel):
         ParameterError: no key, or a wrong value or option.
 
     Examples:
-        >>> from umbel.testing import FakeGemini  # plays the provider here; with a key, leave base_url= out
+        A fake plays the provider here. With a key, leave `base_url` out.
+
+        >>> from umbel.testing import FakeGemini
         >>> @ul.function
         ... def capital(s, country):
-        ...     s += ul.user(f"What is the capital of {country}?") + ul.assistant(ul.gen("city", max_tokens=8))
+        ...     s += ul.user(f"What is the capital of {country}?")
+        ...     s += ul.assistant(ul.gen("city", max_tokens=8))
         >>> with FakeGemini({"France": "Paris"}) as server:
         ...     model = ul.Gemini("gemini-2.5-flash", base_url=server.base_url, api_key=server.api_key)
         ...     capital.run("France", backend=model)["city"]

@@ -79,10 +79,13 @@ class Ollama(TranslatedBackend):
         ParameterError: a wrong value or option.
 
     Examples:
-        >>> from umbel.testing import FakeOllama  # plays the server here; leave base_url= out for the one that runs
+        A fake plays the server here. For the one of this machine, leave `base_url` out.
+
+        >>> from umbel.testing import FakeOllama
         >>> @ul.function
         ... def capital(s, country):
-        ...     s += ul.user(f"What is the capital of {country}?") + ul.assistant(ul.gen("city", max_tokens=8))
+        ...     s += ul.user(f"What is the capital of {country}?")
+        ...     s += ul.assistant(ul.gen("city", max_tokens=8))
         >>> with FakeOllama({"France": "Paris"}) as server:
         ...     capital.run("France", backend=ul.Ollama("llama3.2", base_url=server.base_url))["city"]
         'Paris'

@@ -64,10 +64,13 @@ class OpenRouter(OpenAIDialect["AsyncOpenAI"]):
         ParameterError: no key, or a wrong value or option.
 
     Examples:
-        >>> from umbel.testing import OPENROUTER, FakeOpenAI  # play the provider here; with a key, leave base_url= out
+        A fake plays the provider here. With a key, leave `base_url` out.
+
+        >>> from umbel.testing import OPENROUTER, FakeOpenAI
         >>> @ul.function
         ... def capital(s, country):
-        ...     s += ul.user(f"What is the capital of {country}?") + ul.assistant(ul.gen("city", max_tokens=8))
+        ...     s += ul.user(f"What is the capital of {country}?")
+        ...     s += ul.assistant(ul.gen("city", max_tokens=8))
         >>> name = "openai/gpt-4o-mini"
         >>> with FakeOpenAI({"France": "Paris"}, models=[name], features=OPENROUTER) as server:
         ...     model = ul.OpenRouter(name, base_url=server.base_url, api_key=server.api_key)

@@ -147,11 +147,14 @@ class VertexAI(GoogleModel):
         ParameterError: neither a project nor a key, or a wrong value or option.
 
     Examples:
+        A fake plays the provider here. With a project at Google Cloud, write `project` in place of `client`.
+
         >>> from google import genai
-        >>> from umbel.testing import FakeGemini  # plays the provider here; else write project= in place of client=
+        >>> from umbel.testing import FakeGemini
         >>> @ul.function
         ... def capital(s, country):
-        ...     s += ul.user(f"What is the capital of {country}?") + ul.assistant(ul.gen("city", max_tokens=8))
+        ...     s += ul.user(f"What is the capital of {country}?")
+        ...     s += ul.assistant(ul.gen("city", max_tokens=8))
         >>> with FakeGemini({"France": "Paris"}) as server:
         ...     client = genai.Client(api_key=server.api_key, http_options={"base_url": server.base_url})
         ...     capital.run("France", backend=ul.VertexAI("gemini-2.5-flash", client=client))["city"]

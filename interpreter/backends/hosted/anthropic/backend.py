@@ -101,10 +101,13 @@ class Anthropic(HostedBackend[CachingClient]):
         ParameterError: no key, or a wrong value or option.
 
     Examples:
-        >>> from umbel.testing import FakeAnthropic  # plays the provider here; with a key, leave base_url= out
+        A fake plays the provider here. With a key, leave `base_url` out.
+
+        >>> from umbel.testing import FakeAnthropic
         >>> @ul.function
         ... def capital(s, country):
-        ...     s += ul.user(f"What is the capital of {country}?") + ul.assistant(ul.gen("city", max_tokens=8))
+        ...     s += ul.user(f"What is the capital of {country}?")
+        ...     s += ul.assistant(ul.gen("city", max_tokens=8))
         >>> with FakeAnthropic({"France": "Paris"}) as server:
         ...     model = ul.Anthropic("claude-haiku-4-5", base_url=server.base_url, api_key=server.api_key)
         ...     capital.run("France", backend=model)["city"]

@@ -286,10 +286,13 @@ class OpenAI(OpenAIDialect["AsyncOpenAI"]):
         TemplateError: the chat template does not compile.
 
     Examples:
-        >>> from umbel.testing import FakeOpenAI  # plays the provider here; with a key, leave base_url= out
+        A fake plays the provider here. With a key, leave `base_url` out.
+
+        >>> from umbel.testing import FakeOpenAI
         >>> @ul.function
         ... def capital(s, country):
-        ...     s += ul.user(f"What is the capital of {country}?") + ul.assistant(ul.gen("city", max_tokens=8))
+        ...     s += ul.user(f"What is the capital of {country}?")
+        ...     s += ul.assistant(ul.gen("city", max_tokens=8))
         >>> with FakeOpenAI({"France": "Paris"}) as server:
         ...     model = ul.OpenAI("gpt-4o-mini", base_url=server.base_url, api_key=server.api_key)
         ...     capital.run("France", backend=model)["city"]

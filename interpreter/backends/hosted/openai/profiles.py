@@ -85,9 +85,11 @@ class Profile:
 
     Examples:
         >>> from umbel.testing import FakeOpenAI, OpenAIFeatures
-        >>> mine = ul.Profile("my server", completion=False, regexes="regex")  # it takes a field "regex"
-        >>> with FakeOpenAI(["B-07"], features=OpenAIFeatures(extras=frozenset({"regex"}))) as server:
-        ...     model = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key, profile=mine)
+        >>> mine = ul.Profile("my server", completion=False, regexes="regex")  # requests may have "regex"
+        >>> played = OpenAIFeatures(extras=frozenset({"regex"}))
+        >>> with FakeOpenAI(["B-07"], features=played) as server:
+        ...     where = {"base_url": server.base_url, "api_key": server.api_key}
+        ...     model = ul.OpenAI("gpt-4o", profile=mine, **where)
         ...     model("On which shelf is Walden?", regex="[A-F]-[0-9]{2}")
         ...     server.requests[0].body["regex"]
         'B-07'

@@ -112,7 +112,9 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
         TemplateError: the chat template is none, or does not compile.
 
     Examples:
-        >>> from umbel.testing import FakeSGLang  # plays the server here; `umbel serve` starts one of umbel
+        A fake plays a server of SGLang here. `umbel serve` starts one of umbel.
+
+        >>> from umbel.testing import FakeSGLang
         >>> @ul.function
         ... def capital(s, country):
         ...     s += f"The capital of {country} is" + ul.gen("city", max_tokens=4)
