@@ -176,8 +176,8 @@ class FakeGemini(FakeProvider):
     such a call back without a signature, as Google's do.
 
     Args:
-        script: as Echo's. With a schema, the answer has to satisfy it. Text in `<think>` and `</think>` before an answer
-            are its thoughts: told where `include_thoughts` asks for them, and paid for in any case.
+        script: as Echo's. With a schema, the answer has to satisfy it. Text in `<think>` and `</think>` before an
+            answer is its thoughts: told where `include_thoughts` asks for them, and paid for in any case.
         models: names that exist.
         options: faults, a gate and others, as of `FakeOptions`.
 

@@ -118,8 +118,8 @@ class FakeOllama(FakeProvider):
     """Plays a server of Ollama's API: /api/chat, /api/show, /api/tags. It asks for no key.
 
     Args:
-        script: as Echo's. With a format, the answer has to satisfy it. Text in `<think>` and `</think>` before an answer
-            are its thoughts, which a model without the ability "thinking" writes as text.
+        script: as Echo's. With a format, the answer has to satisfy it. Text in `<think>` and `</think>` before an
+            answer is its thoughts, which a model without the ability "thinking" writes as text.
         models: names that exist.
         abilities: of all models, as /api/show tells them: some of "completion", "vision", "tools", "thinking".
         options: faults, a gate and others, as of `FakeOptions`.

@@ -44,8 +44,8 @@ class OpenAIFeatures:
         owned_by: what GET /v1/models says.
         tools: chat requests may offer tools; the model's calls are those that the script spells in umbel's fence.
         supported_parameters: that GET /v1/models names for each model, with prices, as OpenRouter; none for neither.
-        reasoning: the field of answers for thoughts, which a script writes in `<think>` and `</think>` before its answer:
-            "reasoning" as OpenRouter, "reasoning_content" as SGLang; "" leaves them in the text.
+        reasoning: the field of answers for thoughts, which a script writes in `<think>` and `</think>` before its
+            answer: "reasoning" as OpenRouter, "reasoning_content" as SGLang; "" leaves them in the text.
         breakpoints: parts of messages, answers apart, may have a `prompt_cache_breakpoint`.
 
     Examples:
