@@ -149,7 +149,7 @@ class DebugOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The options of a runtime: each one's name, type, range and default, for the user, the gateway and the engine.
+    """Holds the options of a runtime: each one's name, type, range and default, for user, gateway and engine.
 
     Users write them as parameters of `umbel.Runtime`, one by one or in groups (`cache=`, `scheduling=`). The checks are
     derived from the annotations below.

@@ -130,8 +130,8 @@ class Runtime(DirectCalls):
         chat_template: replaces the model's own: Jinja source, the name of a format such as "chatml", the path of a file
             with Jinja source, or a ChatTemplate.
         template_options: extra variables of the template, such as `enable_thinking`.
-        startup_timeout: seconds until a start counts as failed, the download of a model not counted; otherwise only
-            the end or the stop of a process ends a start.
+        startup_timeout: seconds until a start counts as failed (900), the download of a model not counted; otherwise
+            only the end or the stop of a process ends a start.
         progress: prints the phases of a start to standard error; None does so when it is a terminal. The progress of a
             download is shown in any case.
         address: joins the runtime of another process instead of starting one: the address that its `share()` returned,
@@ -141,7 +141,8 @@ class Runtime(DirectCalls):
         listen: lets clients of other machines join: {"address": "tcp://HOST:PORT", "key": PATH, "clients": PATH}, with
             the server's key file and the list of the clients that are admitted. `umbel keys` makes both.
 
-    Options, which may also be given in groups, as in `cache={"pool_tokens": 65536}, scheduling={"policy": "fcfs"}`:
+    Options, the fields of `RuntimeOptions`. They may also be given in groups, as in
+    `cache={"pool_tokens": 65536}, scheduling={"policy": "fcfs"}`:
         {options}
 
     Raises:
