@@ -90,7 +90,7 @@ def refuse(when: object, message: str, parameter: str | None = None, code: str |
 
 
 class FakeOptions(TypedDict, total=False):
-    """Keyword options of every fake provider.
+    """Names the keyword options of every fake provider.
 
     Attributes:
         faults: for each request for text in order, or a function of its number (from 1): a `Fault`, a status of HTTP,

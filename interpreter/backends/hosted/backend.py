@@ -49,7 +49,7 @@ _DEFAULTS = SamplingParams()
 
 
 class CallOptions(TypedDict, total=False):
-    """Keyword options of every hosted backend.
+    """Names the keyword options of every hosted backend.
 
     Attributes:
         timeout: seconds for a call, its tries included; 600 if it is left out.
@@ -71,7 +71,7 @@ class CallOptions(TypedDict, total=False):
 
 
 class ConnectionOptions(CallOptions, total=False):
-    """Further ones of backends whose connections are opened here: all but LiteLLM, Gemini and VertexAI.
+    """Names further ones, of backends whose connections are opened here: all but LiteLLM, Gemini and VertexAI.
 
     Attributes:
         connect_timeout: seconds until a connection stands; 10 if it is left out.
