@@ -235,7 +235,7 @@ class Echo(DirectCalls):
             bounds. Without them Echo is a backend that has no such methods.
         chat_template: of the roles: a ChatTemplate, Jinja source, the name of a format, or the path of a file;
             ChatML if None.
-        capabilities: to play a backend that can do less; None: all that Echo can do.
+        capabilities: to play a backend that can do less: `umbel.lang.protocol.Capabilities`; None: all that Echo can.
         cache_tokens: tokens that the simulated prefix cache holds; 0 for none.
         delay: seconds before each call and each streamed piece, slept by `sleep`.
         sleep: `asyncio.sleep`, or that of a virtual clock.

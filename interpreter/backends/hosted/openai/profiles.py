@@ -74,7 +74,7 @@ class Profile:
         max_context: tokens, where it is known.
         cache_minimum: tokens of the shortest prompt of which its prefix cache keeps something.
         tools: its chat API takes `tools` and answers with `tool_calls`. vLLM and SGLang do where they were started with
-            a parser of calls, which they do not tell, so their rows have it off.
+            a parser of calls, which they do not tell, so the known profiles of both have it off.
         enforced_calls: calls of tools that are enforced: "strict", of one call at a time, of functions with `strict`,
             which take OpenAI's subset of schemas; "always", of all tools; "" none.
         breakpoints: its chat API takes `prompt_cache_breakpoint` on parts of messages, and keeps what stands before one
