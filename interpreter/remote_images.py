@@ -99,7 +99,7 @@ def fetch_image(url: str, *, hosts: Collection[str], web: Web | None = None) -> 
         ...     s += ul.assistant(ul.gen("answer", max_tokens=32))
         >>> describe.run("http://10.0.0.1/secrets.png").text()  # what a stranger's text might name
         Traceback (most recent call last):
-        umbel.lang.errors.ParameterError: ... 10.0.0.1 is not among hosts=['upload.example.org']; ...
+        umbel.ParameterError: ... 10.0.0.1 is not among hosts=['upload.example.org']; ...
     """
     allowed = _checked_hosts(hosts)
     url = checks.plain(url) if isinstance(url, str) else url

@@ -105,7 +105,7 @@ class Grammar:
     def _open_role(self, role: str) -> "Grammar":
         if self.open_role is not None:
             raise ProgramError(
-                f"a {role} turn cannot begin inside an open {self.open_role} turn; end that one first "
+                f"{role} cannot begin inside an open {self.open_role} turn; end that one first "
                 f"({self.open_role}_end(), or leave its with block)"
             )
         return replace(self, open_role=role)

@@ -74,7 +74,7 @@ class ProgramError(UmbelError):
         ...     s += ul.user_begin() + "Why?" + ul.user_begin()
         >>> chat.run().text()
         Traceback (most recent call last):
-        umbel.lang.errors.ProgramError: a user turn cannot begin inside an open user turn; ...
+        umbel.ProgramError: user cannot begin inside an open user turn; ...
     """
 
 
@@ -84,7 +84,7 @@ class ParameterError(ProgramError, ValueError):
     Examples:
         >>> ul.gen("answer", temp=0)
         Traceback (most recent call last):
-        umbel.lang.errors.ParameterError: gen() has no option 'temp'; did you mean 'temperature'?
+        umbel.ParameterError: gen() has no option 'temp'; did you mean 'temperature'?
     """
 
 
@@ -97,7 +97,7 @@ class VariableError(ProgramError, LookupError):
         ...     s += question + ul.gen("answer", max_tokens=4)
         >>> ask.run("Why?")["anwser"]
         Traceback (most recent call last):
-        umbel.lang.errors.VariableError: the program sets no variable 'anwser'; did you mean 'answer'?
+        umbel.VariableError: the program sets no variable 'anwser'; did you mean 'answer'?
     """
 
 
@@ -107,7 +107,7 @@ class TemplateError(ProgramError):
     Examples:
         >>> ul.Echo(chat_template="chatlm")
         Traceback (most recent call last):
-        umbel.lang.errors.TemplateError: chat_template='chatlm' is no ... did you mean 'chatml' ...
+        umbel.TemplateError: chat_template='chatlm' is no ... did you mean 'chatml' ...
     """
 
 
@@ -152,7 +152,7 @@ class GraphError(ProgramError):
         >>> _ = notes.write_text("no graph")
         >>> ul.load(notes)
         Traceback (most recent call last):
-        umbel.lang.errors.GraphError: notes.txt: it is no JSON: ...
+        umbel.GraphError: notes.txt: it is no JSON: ...
         >>> notes.unlink()
     """
 
@@ -169,7 +169,7 @@ class ResultError(UmbelError, ValueError):
         >>> state = count.run(backend=ul.Echo(["[1, 2, 3, 4]"]))
         >>> state.value("numbers")
         Traceback (most recent call last):
-        umbel.lang.errors.ResultError: variable 'numbers' holds no list[int], for it was cut off ...
+        umbel.ResultError: variable 'numbers' holds no list[int], for it was cut off ...
         >>> state["numbers"]
         '[1,'
     """
@@ -181,7 +181,7 @@ class BackendError(UmbelError):
     Examples:
         >>> ul.Runtime().chat_template
         Traceback (most recent call last):
-        umbel.lang.errors.BackendError: the chat template is known once ... call wait_ready() first
+        umbel.BackendError: the chat template is known once ... call wait_ready() first
     """
 
 
@@ -191,7 +191,7 @@ class CapabilityError(BackendError):
     Examples:
         >>> ul.embed(["a text"], backend=ul.Echo())
         Traceback (most recent call last):
-        umbel.lang.errors.CapabilityError: Echo makes no embeddings; give backend= a Runtime with ...
+        umbel.CapabilityError: Echo makes no embeddings; give backend= a Runtime with ...
     """
 
 
@@ -223,7 +223,7 @@ class RequestError(BackendError):
         ...     model = ul.OpenAI("gpt-4p", base_url=server.base_url, api_key=server.api_key)
         ...     model("Why?", max_tokens=8)
         Traceback (most recent call last):
-        umbel.lang.errors.RequestError: openai gpt-4p: 127.0.0.1 has no model 'gpt-4p'; it has ...
+        umbel.RequestError: openai gpt-4p: 127.0.0.1 has no model 'gpt-4p'; it has ...
     """
 
 
@@ -316,7 +316,7 @@ class BudgetError(UmbelError):
         ...     state["two"]
         ... except ul.BudgetError as error:
         ...     print(error)
-        1 calls have been made, and one more does not fit Budget(calls=1); raise calls to 2
+        1 call has been made, and one more does not fit Budget(calls=1); raise calls to 2
     """
 
     state: object = None
@@ -347,7 +347,7 @@ class CancelledError(UmbelError):
         >>> state.cancel()
         >>> state["answer"]
         Traceback (most recent call last):
-        umbel.lang.errors.CancelledError: the run was cancelled
+        umbel.CancelledError: the run was cancelled
     """
 
 
@@ -381,7 +381,7 @@ class JournalError(UmbelError):
         >>> ask.run("Why?", journal="run.jsonl").sync()
         >>> ask.run("How?", journal="run.jsonl").sync()
         Traceback (most recent call last):
-        umbel.lang.errors.JournalError: run.jsonl has item 0 with other arguments: 'question'; ...
+        umbel.JournalError: run.jsonl has item 0 with other arguments: 'question'; ...
         >>> Path("run.jsonl").unlink()
     """
 
@@ -392,7 +392,7 @@ class ModelError(UmbelError):
     Examples:
         >>> ul.Runtime("./no_such_model").wait_ready()
         Traceback (most recent call last):
-        umbel.lang.errors.ModelError: there is no model, folder or file './no_such_model'; ...
+        umbel.ModelError: there is no model, folder or file './no_such_model'; ...
     """
 
 

@@ -339,7 +339,7 @@ def test_roles_do_not_nest(echo: Echo) -> None:
         with s.user():
             s += "a" + ul.assistant("b")
 
-    with pytest.raises(ul.ProgramError, match="assistant turn cannot begin inside an open user turn"):
+    with pytest.raises(ul.ProgramError, match="assistant cannot begin inside an open user turn"):
         program.run(backend=echo)
 
 
