@@ -41,7 +41,8 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         prompt_tokens: number of tokens of prompts, cached or not.
-        cached_tokens: those of the prompt tokens whose KV was reused; 0 is 0, never "unknown".
+        cached_tokens: those of the prompt tokens whose KV was reused; 0 is 0, never "unknown". What a hint computed
+            ahead, such as the beginning of a fork's branches, counts as computed by the first call that finds it.
         completion_tokens: number of generated tokens.
         calls: number of requests.
         cache_write_tokens: those of the prompt tokens that explicit caching has stored: that marks created (`Caching`),

@@ -390,7 +390,7 @@ class Echo(DirectCalls):
         path = prompt_path(hint.prompt, prompt_tokens(hint.prompt))
         if hint.pin is not None:
             self._cache.pin(hint.id, _salt(hint), path)
-        self._cache.insert(_salt(hint), path)
+        self._cache.insert(_salt(hint), path, by_hint=True)
 
     def release(self, pinned: str) -> None:
         """Lets the cache drop what the hint with the id `pinned` holds."""

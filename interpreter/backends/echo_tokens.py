@@ -95,26 +95,39 @@ class PrefixCache:
         self._next: dict[tuple[int, Step], int] = {}
         self._roots: dict[str, int] = {}
         self._pins: dict[str, tuple[str, Sequence[Step]]] = {}  # name → salt and path
+        self._hinted: set[int] = set()  # nodes that a hint put here and no prompt has found yet
 
     def __len__(self) -> int:
         return len(self._next)
 
     def match(self, salt: str, path: Sequence[Step]) -> int:
-        """Returns the number of cached tokens of this prompt. At least one is always computed: its result is needed."""
-        node, matched = self._root(salt), 0
+        """Returns the number of cached tokens of this prompt. At least one is always computed: its result is needed.
+
+        What a hint put here counts as computed by the first prompt that finds it, as on a runtime.
+        """
+        node, matched, most = self._root(salt), 0, max(0, _tokens_in(path) - 1)
         for step in path:
             following = self._next.get((node, step))
             if following is None:
                 break
-            node, matched = following, matched + isinstance(step, int)
-        return min(matched, max(0, _tokens_in(path) - 1))
+            node = following
+            if node in self._hinted:
+                self._hinted.discard(node)
+                most -= isinstance(step, int)
+            else:
+                matched += isinstance(step, int)
+        return max(0, min(matched, most))
 
-    def insert(self, salt: str, path: Sequence[Step]) -> None:
+    def insert(self, salt: str, path: Sequence[Step], *, by_hint: bool = False) -> None:
+        """Puts a prompt into the cache. `by_hint`: its tokens count as computed by the first prompt that finds them."""
         if len(self._next) + len(path) > self.capacity:
             self._empty()
             for pinned_salt, pinned in self._pins.values():
                 self._add(pinned_salt, pinned)
+        known = len(self._next)
         self._add(salt, path)
+        if by_hint:
+            self._hinted.update(range(known + 1, len(self._next) + 1))
 
     def pin(self, name: str, salt: str, path: Sequence[Step]) -> None:
         """Pins the tokens: they stay when the cache is emptied."""
@@ -135,6 +148,7 @@ class PrefixCache:
     def _empty(self) -> None:
         self._next.clear()
         self._roots.clear()
+        self._hinted.clear()
 
     def _root(self, salt: str) -> int:
         return self._roots.setdefault(salt, -1 - len(self._roots))

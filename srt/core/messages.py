@@ -82,8 +82,6 @@ class EngineGenerate(_Wire, frozen=True):
     `heal`: the last token of the prompt is plain text and may be replaced by a longer one that begins with it.
     `marks`: prefixes to keep once the prompt is computed, by length; then MarksPlaced is sent, also where there is
     nothing to keep. None: neither. Healing never replaces a token before a mark.
-    `prefilled_by`: the EnginePrefill that the gateway sent for this prompt while the constraint was compiled; what
-    it computed counts as computed by this request, not as cached.
     """
 
     id: int
@@ -94,7 +92,6 @@ class EngineGenerate(_Wire, frozen=True):
     constraint: EngineConstraint | None = None
     heal: bool = False
     marks: list[EngineMark] | None = None
-    prefilled_by: int | None = None
 
 
 class EngineScore(_Wire, frozen=True):
@@ -140,14 +137,13 @@ class EngineEmbed(_Wire, frozen=True):
 class EnginePrefill(_Wire, frozen=True):
     """Asks to compute a prefix and keep it: a hint. Never answered. `pin`: see lang.protocol.Hint.
 
-    `for_call`: it is the prompt of a call, whose EngineGenerate will name it; an EngineRelease ends it.
+    What it computes counts as computed by the first request that finds it, not as cached.
     """
 
     id: int
     token_ids: list[int]
     schedule: Schedule = Schedule()
     pin: float | None = None
-    for_call: bool = False
 
 
 class EngineRelease(_Wire, frozen=True):

@@ -285,11 +285,10 @@ class GenCall(PendingCall):
         return sum(message.sampling.max_tokens for message in self.messages if isinstance(message, EngineGenerate))
 
     def constrain(self, compiled: Compiled) -> None:
-        """Adds the compiled constraint to its engine requests, and to the first one what was computed ahead."""
+        """Adds the compiled constraint to its engine requests."""
         self.compiled, self.inquiry = compiled, None
-        hint_of = {self.messages[0].id: self.hint}
         self.messages = tuple(
-            msgspec.structs.replace(message, constraint=compiled.constraint, prefilled_by=hint_of.get(message.id))
+            msgspec.structs.replace(message, constraint=compiled.constraint)
             if isinstance(message, EngineGenerate)
             else message
             for message in self.messages

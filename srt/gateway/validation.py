@@ -171,7 +171,7 @@ class RequestValidator:
         """Makes a hint of the call's prompt, for the engine to compute while the constraint is compiled."""
         message = call.messages[0]
         assert isinstance(message, EngineGenerate), "a GenCall asks for nothing else"
-        return EnginePrefill(next(self._ids), message.token_ids, message.schedule, for_call=True)
+        return EnginePrefill(next(self._ids), message.token_ids, message.schedule)
 
     def score(self, request: ScoreRequest, *, client: Client, now: float) -> ScoreCall:
         """Raises an UmbelError that says what is wrong with the request."""

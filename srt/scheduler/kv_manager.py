@@ -36,7 +36,7 @@ from ..tiers.tier import Payload
 from .page_cache import PageCache
 from .page_loads import PageLoad
 from .policy import SchedulerConfig
-from .request import Generation, Request
+from .request import Generation, Prefilling, Request
 from .state_manager import StateManager
 from .window_manager import WindowManager
 
@@ -312,6 +312,7 @@ class KVManager:
         self._run = max(1, min(_LONGEST_RUN, self.pool.total // (_SPARE_SHARE * config.max_running)))
         self._step = 0
         self._placed_in = np.zeros(num_slots, dtype=np.int64)  # slot → step that placed it
+        self._by_hint = np.zeros(num_slots, dtype=np.bool_)  # slots that hints computed and no request has found yet
 
     @property
     def available(self) -> int:
@@ -429,14 +430,23 @@ class KVManager:
         first = max(request.computed, request.reached)
         last = min(following, request.prompt_length)
         if first < last:
-            prefilled = request.count_prefilled(first, last)
-            request.prefilled_tokens += prefilled
-            request.cached_tokens += last - first - prefilled
+            found = request.slots(first, last)
+            request.cached_tokens += last - first - self._claimed(request, found)
             self._counters.cached_tokens += last - first
-            fresh = self._placed_in[request.slots(first, last)] == self._step
+            fresh = self._placed_in[found] == self._step
             self._counters.in_step_tokens += int(np.count_nonzero(fresh))
         request.computed = following
         request.reached = max(request.reached, following)
+
+    def _claimed(self, request: Request, found: Slots) -> int:
+        """Counts those of the slots that a hint computed, and that no request has found before: they count as computed
+        by the first one, as a hint has no usage of its own."""
+        if isinstance(request.job, Prefilling):
+            return 0
+        claimed = int(np.count_nonzero(self._by_hint[found]))
+        if claimed:
+            self._by_hint[found] = False
+        return claimed
 
     def reusable(self, request: Request) -> int:
         """Returns the number of tokens of an opened request that need not be computed."""
@@ -524,6 +534,7 @@ class KVManager:
         if not count:
             return _NO_SLOTS
         slots = self.pool.allocate(count)
+        self._by_hint[slots] = False
         if self.drafted is not None:
             self.drafted[slots] = False
         _root(request).private_slots += count
@@ -585,7 +596,10 @@ class KVManager:
         if end <= request.kv_length:
             return first_write
         if not request.decoding:
-            self._placed_in[request.slots(request.kv_length, end)] = self._step
+            placed = request.slots(request.kv_length, end)
+            self._placed_in[placed] = self._step
+            if isinstance(request.job, Prefilling):
+                self._by_hint[placed] = True
         request.kv_length = end
         if self._share_in_step and follows_tree and not request.decoding:
             self.adopt(request, end)

@@ -148,11 +148,10 @@ class EngineRecorder:
                         del tokens[event.prompt_tokens - 1]
                     self._grow(number, prompt, tokens)
                     request = self._requests.pop(id, None)
-                    prefilled = 0 if request is None else request.prefilled_tokens  # found, as a simulation counts it
                     chosen = 0 if request is None else max(0, request.reached - request.prompt_length + 1)
                     replaced = {"replaced": 1} if event.healed else {}
                     tail = {"tail": made - chosen} if made > chosen else {}
-                    self._end(event, now, {"tokens": made, **tail, **replaced}, prefilled)
+                    self._end(event, now, {"tokens": made, **tail, **replaced})
                 case ScoreEnded(id=id) if id in self._asked:
                     self._end(event, now, {"tokens": 0})
                 case EngineFailed(id=id) if id in self._asked:
@@ -187,9 +186,9 @@ class EngineRecorder:
         self._write({**record, **more})
         return first
 
-    def _end(self, event: Ended | ScoreEnded, now: float, facts: Mapping[str, int], prefilled: int = 0) -> None:
+    def _end(self, event: Ended | ScoreEnded, now: float, facts: Mapping[str, int]) -> None:
         self._asked.discard(event.id)
-        counts = {"prompt": event.prompt_tokens, "cached": event.cached_tokens + prefilled}
+        counts = {"prompt": event.prompt_tokens, "cached": event.cached_tokens}
         self._write({"end": event.id, "at": self._at(now), **facts, **counts})
 
     def _skip(self, what: str, now: float) -> None:

@@ -238,8 +238,6 @@ class Request:
         "pages",
         "phase",
         "pictures",
-        "prefill",
-        "prefilled_tokens",
         "prompt_length",
         "rank",
         "reached",
@@ -285,21 +283,12 @@ class Request:
         self.changed = 0  # no slot before it is another than in the last batch with this request
         self.computed = 0
         self.reached = 0  # most rows ever computed or found: rows after it are new, rows before it repeated
-        self.cached_tokens = 0  # prompt tokens that neither this request nor `prefill` computed
-        self.prefill: Request | None = None  # the hint of this prompt, which computed it while the constraint was made
-        self.prefilled_tokens = 0  # prompt tokens that `prefill` computed and this request found in the tree
+        self.cached_tokens = 0  # prompt tokens that were found, but for those that a hint computed for this request
         self.pages: RequestPages | None = None  # where tiers keep pages: its pages, once it has been admitted
         self.loaded: dict[str, int] | None = None  # tokens that came from each tier
         self.state: RequestState | None = None  # of a running request of a model with recurrent states
         self.guess_rates: dict[tuple[str, int], Rate] = {}  # of its guessed tokens, by source and kind
         self.source = NO_SOURCE  # the logit row of the running step that chooses the token which is PENDING_TOKEN
-
-    def count_prefilled(self, first: int, last: int) -> int:
-        """Counts the rows in [first, last) that the hint of this prompt has computed, or computes in this step."""
-        if self.prefill is None:
-            return 0
-        start, end = self.prefill.cached_tokens, max(self.prefill.reached, self.prefill.kv_length)
-        return max(0, min(last, end) - max(first, start))
 
     @property
     def namespace(self) -> str:

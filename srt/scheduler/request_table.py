@@ -154,7 +154,6 @@ class RequestTable:
         self.waiting: dict[int, Request] = {}
         self.running: dict[int, Request] = {}
         self.alive: dict[int, list[Request]] = {}  # by message: those of its requests that have not ended
-        self.prefills: dict[int, Request] = {}  # by message: hints that an EngineGenerate or an EngineRelease will name
         self.events: list[FromEngine] = []
         self.last_failure: Exception | None = None
         self.on_text_end: Callable[[Request], None] | None = None  # called with a generation that ends

@@ -444,8 +444,6 @@ class Scheduler:
             match message:
                 case EngineGenerate():
                     requests = [self._factory.generate(message, now)]
-                    if message.prefilled_by is not None:
-                        requests[0].prefill = self._table.prefills.pop(message.prefilled_by, None)
                     if message.constraint is not None:
                         self._constrained.hold(requests[0], message)
                 case EngineScore():
@@ -457,8 +455,6 @@ class Scheduler:
                     requests = [self._factory.embed(message, now)]
                 case EnginePrefill():
                     requests = [self._factory.prefill(message, now)]
-                    if message.for_call:
-                        self._table.prefills[message.id] = requests[0]
                 case _:
                     assert_never(message)
         except Exception as error:
@@ -490,7 +486,6 @@ class Scheduler:
 
     def _release(self, message_id: int) -> None:
         """Ends a pin or a kept prefix, or the hint that would have placed the pin."""
-        self._table.prefills.pop(message_id, None)
         requests = self._table.alive.get(message_id)
         if requests is None:
             self.kv.pins.release(message_id)

@@ -118,7 +118,7 @@ def test_a_pinned_head_is_computed_once_whatever_else_fills_the_pool(compiled: C
         )
         cached[pin_head] = [state.get_meta_info("answer")["cached_tokens"] for state in states]
         loop.streams.run(backend.close())
-    assert min(cached[True]) > 100
+    assert min(cached[True][1:]) > 100 > cached[True][0], "the first one has it computed"
     assert max(cached[False][1:]) < 10
 
 

@@ -126,12 +126,11 @@ class Engine:
         sampling: SamplingParams = GREEDY,
         *,
         stream: bool = False,
-        prefilled_by: int | None = None,
         **schedule: object,
     ) -> int:
         message_id = self._id()
         self.scheduler.handle_message(
-            EngineGenerate(message_id, list(tokens), sampling, stream, Schedule(**schedule), prefilled_by=prefilled_by)  # type: ignore[arg-type]
+            EngineGenerate(message_id, list(tokens), sampling, stream, Schedule(**schedule))  # type: ignore[arg-type]
         )
         return message_id
 
@@ -188,11 +187,9 @@ class Engine:
         self.scheduler.handle_message(EngineEmbed(message_id, list(tokens)))
         return message_id
 
-    def hint(
-        self, tokens: Iterable[int], *, pin: float | None = None, for_call: bool = False, **schedule: object
-    ) -> int:
+    def hint(self, tokens: Iterable[int], *, pin: float | None = None, **schedule: object) -> int:
         message_id = self._id()
-        self.scheduler.handle_message(EnginePrefill(message_id, list(tokens), Schedule(**schedule), pin, for_call))  # type: ignore[arg-type]
+        self.scheduler.handle_message(EnginePrefill(message_id, list(tokens), Schedule(**schedule), pin))  # type: ignore[arg-type]
         return message_id
 
     def release(self, message_id: int) -> None:

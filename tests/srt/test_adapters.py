@@ -82,8 +82,10 @@ def test_hints_scores_and_caches_are_of_the_adapter_of_their_origin() -> None:
         while not (await backend.survey(text=0)).nodes:
             await asyncio.sleep(0)
         same = SamplingParams(max_tokens=4, temperature=0.0, adapter="sql")
-        asked = GenRequest("a", (Text(PROMPT),), same, origin=Origin(salt="s"))
-        assert (await final_of(backend, asked)).usage.cached_tokens == LENGTH
+        for name, cached in (("a", 0), ("b", LENGTH)):  # the hint computed it for the first
+            asked = GenRequest(name, (Text(PROMPT),), same, origin=Origin(salt="s"))
+            assert (await final_of(backend, asked)).usage.cached_tokens == cached
+        assert backend.engine.scheduler.counters["computed_prompt_tokens"] == LENGTH + 3, "and the last token of each"
         plain, adapted = await scored(Origin()), await scored(of_sql, unconditional=True)
         assert [choice.logprobs for choice in plain] != [choice.logprobs for choice in adapted]
         assert adapted[0].unconditional != (await scored(Origin(), unconditional=True))[0].unconditional

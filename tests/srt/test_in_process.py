@@ -144,8 +144,11 @@ def test_a_hint_computes_the_prefix_before_it_is_asked_for() -> None:
         backend.hint(Hint("h", (Text("a shared prefix"),)))
         while backend.engine.scheduler.counters["forward_rows"] < 16:
             await asyncio.sleep(0)
-        final = await final_of(backend, request("a", "a shared prefix!"))
-        assert final.usage.cached_tokens >= 14
+        first = await final_of(backend, request("a", "a shared prefix!"))
+        computed = backend.engine.scheduler.counters["computed_prompt_tokens"]
+        assert (first.usage.prompt_tokens, first.usage.cached_tokens) == (computed, 0), "once, for this call"
+        again = await final_of(backend, request("b", "a shared prefix?"))
+        assert again.usage.cached_tokens >= 14
 
     run(backend, scenario)
 

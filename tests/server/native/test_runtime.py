@@ -24,6 +24,8 @@ def test_a_hint_is_computed_ahead_and_its_pin_belongs_to_its_caller() -> None:
         assert (answer.status, answer.json) == (200, {"id": "x"})
         asked = {"text": TEXT + "x", "sampling_params": {"max_new_tokens": 1}}
         meta = (await client.post("/generate", asked, **USER)).json["meta_info"]
+        assert meta["cached_tokens"] == 0, "the hint computed it for this caller"
+        meta = (await client.post("/generate", asked, **USER)).json["meta_info"]
         assert meta["cached_tokens"] == len(TEXT) + 1
         meta = (await client.post("/generate", asked, **OTHER)).json["meta_info"]
         assert meta["cached_tokens"] == 0, "the cache of another caller"

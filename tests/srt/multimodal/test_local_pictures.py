@@ -96,7 +96,9 @@ def test_choices_hints_and_places_know_pictures(local: LocalBackend) -> None:
         await local.start()
         local.hint(Hint("h", asks(media(CAT), "")))
         scored = await local.score(ScoreRequest("s", asks(media(CAT)), ("yes", "no")))
-        assert scored.usage.cached_tokens > HEAD + PICTURE
+        assert scored.usage.cached_tokens == 0, "the hint computed it for this call"
+        scored = await local.score(ScoreRequest("t", asks(media(CAT)), ("yes", "no")))
+        assert scored.usage.cached_tokens == HEAD + PICTURE
         exact = await local.score(ScoreRequest("e", asks(media(CAT)), ("yes", "no"), probability="exact"))
         assert all(choice.lower is not None for choice in exact.choices)
         located = await local.locate(Locate("l", asks(media(CAT)), (HEAD, HEAD + PICTURE)))

@@ -11,6 +11,7 @@ from umbel.srt.scheduler.scheduler import PolicyName
 from ..engine_harness import EOS, VOCABULARY, Engine, letters
 
 PREFIX = list(range(1, 18))  # 17 tokens
+OTHERS = PREFIX[::-1]
 
 
 def greedy(max_tokens: int, **fields: object) -> SamplingParams:
@@ -118,33 +119,47 @@ class TestReuse:
         engine.run()
         real = engine.generate([*PREFIX, 3])
         engine.run()
-        assert engine.cached(real) == 17
+        assert engine.count("computed_prompt_tokens") == 18, "the hint computes 17 of them"
+        assert engine.cached(real) == 0
         assert hint not in engine.endings
 
     @pytest.mark.parametrize("steps", range(8))
     @pytest.mark.parametrize("head", [0, 5])
-    def test_what_was_computed_ahead_for_a_call_is_not_cached_for_it(self, head: int, steps: int) -> None:
+    def test_what_a_hint_computed_counts_as_computed_by_the_first_request_that_finds_it(
+        self, head: int, steps: int
+    ) -> None:
         engine = Engine(max_step_tokens=4)
         if head:
             engine.generate(PREFIX[:head], greedy(1))
             engine.run()
-        hint = engine.hint(PREFIX, for_call=True)
+        engine.hint(PREFIX)
         for _ in range(steps):
             engine.step()
-        call, other = engine.generate(PREFIX, prefilled_by=hint), engine.generate(PREFIX)
+        call, other = engine.generate(PREFIX), engine.generate(PREFIX)
         engine.run()
         assert engine.cached(call) == head
         assert engine.cached(other) == len(PREFIX) - 1
         engine.assert_equals_reference(call, PREFIX)
-        assert not engine.scheduler._table.prefills
 
-    def test_a_hint_for_a_call_that_never_comes_is_forgotten_when_it_is_released(self) -> None:
+    def test_calls_have_computed_what_the_engine_has_whatever_was_hinted(self) -> None:
         engine = Engine()
-        hint = engine.hint(PREFIX, for_call=True)
+        for end in (7, 12, len(PREFIX)):  # each goes on where the one before it ends
+            engine.hint(PREFIX[:end])
+            engine.run()
+        short, long = engine.generate(PREFIX[:10]), engine.generate(PREFIX)
         engine.run()
-        assert hint in engine.scheduler._table.prefills
-        engine.release(hint)
-        assert not engine.scheduler._table.prefills
+        computed = len(PREFIX[:10]) + len(PREFIX) - engine.cached(short) - engine.cached(long)
+        assert computed == len(PREFIX) + 1, "all of it once, and the last token of the short prompt again"
+
+    def test_slots_that_a_hint_had_are_new_for_who_gets_them_next(self) -> None:
+        engine = Engine(pool=len(PREFIX) + 10)
+        engine.hint(PREFIX)
+        engine.run()
+        engine.generate(OTHERS)  # evicts it
+        engine.run()
+        again = engine.generate(OTHERS)
+        engine.run()
+        assert engine.cached(again) == len(PREFIX) - 1
 
     def test_a_hint_that_does_not_fit_is_dropped_and_blocks_nobody(self) -> None:
         engine = Engine(pool=30)
