@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -61,6 +62,27 @@ def test_code_blocks_run(
 def test_prose_has_lines_of_at_most_120_characters(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert [line for line in text.splitlines() if len(line) > 120 and not line.lstrip().startswith(("|", "["))] == []
+
+
+# Of the site at 1280 pixels: longer lines would need sideways scrolling. Outputs wrap.
+CODE_LINE = 112
+
+
+@pytest.mark.parametrize("page", PAGES[2:], ids=NAMES[2:])
+def test_lines_of_code_fit_the_site(page: Path) -> None:
+    text = re.sub(r"```text title=\"Output\"\n.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    fenced = re.findall(r"^ *```\w*[^\n]*\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
+    indented = re.findall(r"^ {4}(.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    lines = [line for block in fenced for line in block.splitlines()] + indented
+    assert [line for line in lines if len(line) > CODE_LINE] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_tables_end_with_an_empty_line(page: Path) -> None:
+    """Otherwise the site shows all that follows as rows of the table."""
+    lines = [line.strip() for line in page.read_text(encoding="utf-8").splitlines()]
+    follows = [after for line, after in itertools.pairwise(lines) if line.startswith("|") and after]
+    assert [line for line in follows if not line.startswith("|")] == []
 
 
 @cache
