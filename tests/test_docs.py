@@ -112,7 +112,7 @@ def test_commands_have_the_options_that_are_shown(page: Path) -> None:
     lines = re.findall(r"^( {4}|\$ |)(?:[A-Z_]+=\S+ )*umbel ([a-z]+)(?![a-z:])(.*)$", text, re.MULTILINE)
     wrong = [command for shown, command, _ in lines if shown and command not in COMMANDS]
     for _, command, rest in lines:
-        options = re.findall(r"--[a-z][a-z-]*", rest.split("#")[0]) if command in COMMANDS else []
+        options = re.findall(r"--[a-z][a-z-]*", re.split("#| -- ", rest)[0]) if command in COMMANDS else []
         wrong += [f"umbel {command} {option}" for option in options if not has(command, option)]
     assert wrong == []
 
