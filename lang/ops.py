@@ -808,11 +808,7 @@ def readable(text: str) -> str:
 
 
 def refuse_operations(value: object, what: str) -> None:
-    """Raises ProgramError for an operation, or one in a text, that is not said. `what`: the value is, for messages."""
-    if isinstance(value, Op):
-        raise ProgramError(
-            f"{what} is an operation, which can only be said: s += ... ; write a text there, such as s[name]"
-        )
+    """Raises ProgramError when there is an operation in a text that is not said. `what`: the value is, for messages."""
     waiting, seen = [value] if _used.is_set() else [], set[int]()
     while waiting:
         match waiting.pop():

@@ -279,6 +279,11 @@ class BaseState:
     def __setitem__(self, name: str, value: Value) -> None:
         """Raises ProgramError where the value holds an operation, or has to be waited for."""
         name = checked_name(name)
+        if isinstance(value, ops.Op):
+            raise ProgramError(
+                f"variable {name!r} is an operation, which can only be said: s += ... ; write a text there, such as "
+                "s[name]"
+            )
         ops.refuse_operations(value, f"variable {name!r}")
         for each in list.__iter__(value) if isinstance(value, list) else (value,):
             refuse_awaitable(each, "cannot assign {} to a variable")

@@ -1,5 +1,6 @@
 """docs/graph-format.md names everything that a file can hold, and random programs survive in files."""
 
+import json
 import re
 import warnings
 from dataclasses import fields
@@ -24,7 +25,8 @@ def test_the_example_is_a_graph():
     block = re.search(r"```json\n(.*?)```", PAGE, re.DOTALL)
     assert block is not None
     graph = serialise.decode(block[1].encode(), source="the page")
-    assert serialise.encode(graph).decode() == block[1].rstrip() + "\n"
+    # The page wraps the first line, which has no width.
+    assert json.loads(serialise.encode(graph)) == json.loads(block[1])
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

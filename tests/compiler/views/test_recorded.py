@@ -120,9 +120,9 @@ def test_the_command_draws_a_saved_run(tmp_path: Path, capsys: pytest.CaptureFix
     judged().save(saved)
     assert main(["--from", str(saved), "--svg", str(drawn)]) == 0
     assert drawn.read_text(encoding="utf-8") == recorded.svg(RunRecord.load(saved).lines)
-    assert main(["--from", str(saved)]) == 2
+    assert main(["--from", str(saved)]) == 1
     assert "write umbel compile --from" in capsys.readouterr().err
-    assert main(["--from", str(saved), "--svg", str(drawn), "--json"]) == 2
-    assert main(["--from", str(tmp_path / "none.jsonl"), "--svg", str(drawn)]) == 2
+    assert main(["--from", str(saved), "--svg", str(drawn), "--json"]) == 1
+    assert main(["--from", str(tmp_path / "none.jsonl"), "--svg", str(drawn)]) == 1
     assert main([]) == 2
     assert "a program is missing; write umbel compile FILE.py:PROGRAM" in capsys.readouterr().err
