@@ -124,5 +124,5 @@ def test_the_command_draws_a_saved_run(tmp_path: Path, capsys: pytest.CaptureFix
     assert "write umbel compile --from" in capsys.readouterr().err
     assert main(["--from", str(saved), "--svg", str(drawn), "--json"]) == 1
     assert main(["--from", str(tmp_path / "none.jsonl"), "--svg", str(drawn)]) == 1
-    assert main([]) == 2
+    assert main([]) == 1
     assert "a program is missing; write umbel compile FILE.py:PROGRAM" in capsys.readouterr().err
