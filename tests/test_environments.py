@@ -21,6 +21,7 @@ EXTRAS = "openai,anthropic,testing"
 # What these tests import themselves; the runtime's own tests need torch.
 TOOLS = ["pytest", "hypothesis", "psutil", "regex", "pydantic", "interegular", "outlines-core", "jsonschema", "pillow"]
 TOOLS += ["llguidance", "transformers"]  # without torch: for grammars, and for templates to compare with
+TOOLS += ["pandas", "polars", "pyarrow", "nbclient", "ipykernel"]  # for batches in frames, and programs in cells
 ALL = ("tests/lang", "tests/fsm", "tests/interpreter", "tests/compiler")
 HOSTED = ("tests/interpreter/hosted", "tests/interpreter/fakes", "tests/interpreter/test_front_door.py")
 _TORCH = re.compile(r"umbel\.srt|\boracle\b|chosen_backend")  # in a test that needs the runtime

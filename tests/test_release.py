@@ -163,7 +163,7 @@ def shipped() -> set[str]:
     names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     folders = {package.removeprefix("umbel").removeprefix(".").replace(".", "/") for package in PACKAGES}
     data = ("srt/kernels/cpu/source", "srt/kernels/triton/tuned")
-    at_root = ("__init__.py", "testing.py", "py.typed")
+    at_root = ("__init__.py", "__main__.py", "testing.py", "py.typed")
     here = [name for name in names if name in at_root or (name.rpartition("/")[0] or ".") in {*folders, *data}]
     return {f"umbel/{name}" for name in here}
 
