@@ -17,7 +17,7 @@ pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-EXTRAS = "openai,anthropic,testing"
+EXTRAS = "openai,anthropic,gemini,testing"
 # What these tests import themselves; the runtime's own tests need torch.
 TOOLS = ["pytest", "hypothesis", "psutil", "regex", "pydantic", "interegular", "outlines-core", "jsonschema", "pillow"]
 TOOLS += ["llguidance", "transformers"]  # without torch: for grammars, and for templates to compare with
