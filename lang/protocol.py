@@ -932,7 +932,8 @@ class Tokenizing(Protocol):
 class Speculation(msgspec.Struct, frozen=True, omit_defaults=True):
     """Counts what speculation saved and wasted: a `gen` requests more text than it needs, for those that follow.
 
-    It is asked for by `num_api_spec_tokens` or `speculate`, and is part of `state.cost`.
+    `@ul.function(num_api_spec_tokens=...)` and `speculate="auto"` switch speculation on; `state.cost.speculation` has
+    the counts.
 
     Attributes:
         calls_saved: number of calls that were not made, since the text was there already, less those that were made in

@@ -140,7 +140,7 @@ async def _explained(
         decision = estimate(asked, usage, laid.text, neighbours, minimum=minimum)
         if decision.cause is CacheCause.HIT:
             return CacheCause.HIT, None
-        return _described(decision, laid, log, token=None, estimated=True)
+        return _described(decision, laid, log, token=None)
     cached = usage.cached_tokens
     located = await _located(backend, asked, cached, cached + 1)
     if cached >= min(located.tokens, usage.prompt_tokens) - 1:
@@ -151,7 +151,7 @@ async def _explained(
     else:
         shared = ()
     decision = decide(asked, cached, Ending(start, end, shared), neighbours)
-    return _described(decision, laid, log, token=cached, estimated=False)
+    return _described(decision, laid, log, token=cached)
 
 
 async def cached_until(backend: Backend, asked: Asked) -> int | None:
@@ -198,10 +198,8 @@ def _parts(asked: Asked) -> tuple[Part, ...]:
 # ------------------------------------------------------------------------------------------ in words
 
 
-def _described(
-    decision: Diagnosis, laid: Layout, log: CallLog, *, token: int | None, estimated: bool
-) -> tuple[CacheCause, CacheMiss]:
-    """Describes a place in a prompt by its line, value and argument."""
+def _described(decision: Diagnosis, laid: Layout, log: CallLog, token: int | None) -> tuple[CacheCause, CacheMiss]:
+    """Describes a place in a prompt by its line, value and argument. `token`: None where the place is estimated."""
     place = decision.character
     here, parted = laid.at(place), decision.parted
     earlier = None if parted is None else parted.layout.at(place)
@@ -222,7 +220,7 @@ def _described(
         source=None if here is None else line_of(here.source, expression),
         earlier_source=None if earlier is None else line_of(earlier.source),
         argument=argument,
-        estimated=estimated,
+        estimated=token is None,
     )
     return cause, miss
 

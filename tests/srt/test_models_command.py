@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import umbel as ul
 from umbel.interpreter.cli import main
+from umbel.interpreter.terminal.models import PROVIDERS
 from umbel.srt.doctor import folders
+from umbel.srt.weights.catalog.names import HOSTED
 
 from ..fake_hub import FakeHub, serve_hub
 from .weights.tiny import BY_NAME, write_folder, write_gguf
@@ -180,6 +183,11 @@ def test_a_name_that_cannot_be_pulled_says_what_to_write(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert re.search(message, captured.err)
+
+
+def test_every_hosted_name_of_the_command_line_is_answered_with_its_backend() -> None:
+    assert HOSTED.keys() == PROVIDERS.keys()
+    assert set(HOSTED.values()) <= set(ul.__all__)
 
 
 def test_what_an_earlier_umbel_converted_is_offered_for_removal(

@@ -37,7 +37,6 @@ def served(name: str, *faults: Any) -> FakeProvider:
 def backend_of(name: str, server: Any, **options: Any) -> Backend:
     environment = Environment(sleep=at_once, variables={})
     if name == "gemini":
-        pytest.importorskip("google.genai", reason="the extra umbel[gemini] is not installed")
         key = server.api_key
         return ul.Gemini("gemini-2.5-flash", base_url=server.base_url, api_key=key, environment=environment, **options)
     return ul.Ollama("llama3.2", base_url=server.base_url, environment=environment, **options)
