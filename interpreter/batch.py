@@ -13,7 +13,7 @@ import inspect
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -223,7 +223,9 @@ class Job:
     ) -> None:
         if on_error is not None:
             checks.one_of("on_error", on_error, ("raise", "return"))
-        if not callable(progress):
+        if callable(progress):
+            checks.function("progress", progress)
+        else:
             checks.switch("progress", progress)
         self._host = host
         self._options = options
@@ -271,8 +273,10 @@ class Job:
                 f"run_batch(batch_arguments) takes a list of dicts or tuples, got {type(items).__name__} "
                 f"{shown(items)}; a frame or the path of a file does, too"
             )
-        self.total = _length(items)
+        self.total = checks.length("run_batch(batch_arguments)", items, "a list of dicts or tuples")
         if self.total is not None:
+            if self.total > MAX_LISTED:
+                raise _too_many()
             items = checks.members("run_batch(batch_arguments)", items, MAX_LISTED, "a list of dicts or tuples")
         else:
             items = _begun(items)
@@ -579,24 +583,6 @@ def inputs_of(item: Item, call: inspect.BoundArguments | ParameterError) -> Row:
     if isinstance(item, Mapping):
         return dict(item)
     return {} if isinstance(call, ParameterError) else dict(call.arguments)
-
-
-def _length(items: Iterable[Item]) -> int | None:
-    """Returns the number of items, or None where it is not known.
-
-    Raises:
-        ParameterError: there are more items than a list of results may hold.
-    """
-    try:
-        length = len(items) if isinstance(items, Sized) else None
-    except Exception as error:  # of the collection's own code, or it is longer than any memory
-        raise ParameterError(
-            f"run_batch(batch_arguments): the length of {type(items).__name__} cannot be known "
-            f"({type(error).__name__}); write a list of dicts or tuples"
-        ) from error
-    if length is not None and length > MAX_LISTED:
-        raise _too_many()
-    return length
 
 
 def _begun(items: Iterable[Item]) -> Iterator[Item]:

@@ -17,7 +17,7 @@ of the base, an iterable may have no end, and code of objects may raise whatever
 import difflib
 import numbers
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sized
 from functools import lru_cache
 from itertools import islice
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -162,6 +162,16 @@ def function(name: str, value: object) -> None:
     """Raises ParameterError for what cannot be called."""
     if not callable(value) or isinstance(value, type) or get_origin(value) is not None:
         raise ParameterError(f"{name} must be a function, got {type(value).__name__} {shown(value)}")
+
+
+def length(name: str, value: object, wanted: str) -> int | None:
+    """The number of members, or None where it is not known: a generator has none. Raises as `members` does."""
+    try:
+        return len(value) if isinstance(value, Sized) else None
+    except Exception as error:  # of the collection's own code, or it is longer than any memory
+        raise ParameterError(
+            f"{name}: the length of {type(value).__name__} cannot be known ({type(error).__name__}); write {wanted}"
+        ) from error
 
 
 def members(name: str, value: object, most: int, wanted: str) -> tuple[Any, ...]:

@@ -43,12 +43,12 @@ class Tool:
     parameters: Mapping[str, Any] = field(default_factory=lambda: dict(_NO_PARAMETERS))  # Any: JSON values
 
     def __post_init__(self) -> None:
-        checked_tool_name(self.name)
+        name = checked_tool_name(self.name)
         if not isinstance(self.description, str):
-            raise ParameterError(f"tool {self.name}: description must be a string, got {shown(self.description)}")
+            raise ParameterError(f"tool {name}: description must be a string, got {shown(self.description)}")
         if not isinstance(self.parameters, Mapping):
             raise ParameterError(
-                f"tool {self.name}: parameters must be a JSON Schema as a dict, got {shown(self.parameters)}"
+                f"tool {name}: parameters must be a JSON Schema as a dict, got {shown(self.parameters)}"
             )
 
 

@@ -15,6 +15,7 @@ others each time (`--hypothesis-profile=nightly`); what it finds becomes an `@ex
 import ctypes
 import gc
 import os
+import sys
 
 import pytest
 from hypothesis import settings
@@ -46,6 +47,18 @@ settings.load_profile("same-examples")
 
 
 _LONG = ("srt/kernels/", "srt/runners/", "srt/scheduler/", "compiler/running/", "fsm/schema/")
+
+
+@pytest.hookimpl(trylast=True)  # after pytest has put its own hook there
+def pytest_configure(config: pytest.Config) -> None:
+    """Ignores finalizers that fail for lack of stack: they run wherever a test nests deep and a collection falls."""
+    report = sys.unraisablehook
+
+    def unless_too_deep(unraisable: "sys.UnraisableHookArgs") -> None:
+        if unraisable.exc_type is not RecursionError:
+            report(unraisable)
+
+    sys.unraisablehook = unless_too_deep
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

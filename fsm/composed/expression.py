@@ -172,6 +172,7 @@ class Expression(ConstraintExpression):
         """
         if not isinstance(text, str):
             raise ParameterError(f"match({shown(text)}) reads a text; write a str")
+        text = checks.plain(text)
         read = self._reader(False)(text)
         return None if read is None else ExpressionMatch(text, read, self._typed())
 
@@ -399,7 +400,7 @@ def choice(options: Iterable[Given]) -> Expression:
     members = checks.members("choice()", options, MAX_CHOICES, "a list of texts or expressions")
     if not members:
         raise ParameterError("choice([]) admits nothing; give at least one option")
-    return _joined(Either, members)
+    return _joined(Either, [_expression(each, f"choice(options): option {at}") for at, each in enumerate(members)])
 
 
 def capture(name: str, part: Given) -> Expression:

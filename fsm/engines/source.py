@@ -61,10 +61,13 @@ class MissingEngine(ConstraintRefused):
 # GBNF grammars (`root ::= ...`), as llama.cpp, XGrammar and SGLang write them: llguidance's converter reads them, and
 # what it does not read of the dialect is respelled before.
 
-# A quoted text, a class of characters, a comment; a line that goes on with another alternative.
-_GBNF_TOKENS = re.compile(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])*\]|#[^\n]*|[ \t\r\n]*\n[ \t\r\n]*\|', re.DOTALL)
+# A quoted text, a class of characters, a comment; a line that goes on with another alternative; a group's two ends.
+_GBNF_TOKENS = re.compile(
+    r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])*\]|#[^\n]*|[ \t\r\n]*\n[ \t\r\n]*\||[()]', re.DOTALL
+)
 _GBNF_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))")
 _GBNF_KEPT = frozenset('\\"[]nrt')  # escapes that the converter reads itself
+_MOST_GBNF_LEVELS = 64  # of groups inside each other: the converter calls itself
 _MOST_SHOWN = 200  # characters of the converter's own words
 
 
@@ -73,17 +76,26 @@ def lark_of_gbnf(grammar: str) -> str:
 
     Raises:
         MissingEngine: llguidance is not installed.
-        ConstraintRefused: the text is no GBNF; the message says where.
+        ConstraintRefused: the text is no GBNF, and the message says where; or its groups nest more than 64 deep.
     """
     try:
         converter = importlib.import_module("llguidance.gbnf_to_lark")
     except ImportError as error:
         raise MissingEngine("llguidance") from error
-    respelled = _GBNF_TOKENS.sub(_respelled, grammar)
+    too_deep = ConstraintRefused(
+        f"the grammar is nested too deeply: at most {_MOST_GBNF_LEVELS} groups inside each other; write rules for the "
+        "inner ones",
+        keyword="gbnf",
+    )
+    level = 0
+    for token in _GBNF_TOKENS.finditer(grammar):
+        level += {"(": 1, ")": -1}.get(token[0], 0)
+        if level > _MOST_GBNF_LEVELS:
+            raise too_deep
     try:
-        converted: str = converter.gbnf_to_lark(respelled)
-    except RecursionError:
-        raise ConstraintRefused("the grammar is nested too deeply; write a flatter one", keyword="gbnf") from None
+        converted: str = converter.gbnf_to_lark(_GBNF_TOKENS.sub(_respelled, grammar))
+    except RecursionError:  # the caller stands deep itself
+        raise too_deep from None
     except Exception as error:  # the converter raises bare Exceptions for rules that are missing or come twice
         why = str(error)[:_MOST_SHOWN]
         raise ConstraintRefused(f'{why}; write rules such as root ::= "yes" | "no"', keyword="gbnf") from None
@@ -95,7 +107,7 @@ def _respelled(token: re.Match[str]) -> str:
     match text[0]:
         case '"' | "[":
             return _GBNF_ESCAPE.sub(_gbnf_character, text)
-        case "#":
+        case "#" | "(" | ")":
             return text
         case _:
             return " |"

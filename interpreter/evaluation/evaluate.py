@@ -10,7 +10,7 @@ inside the run of its row: what it asks of a model is in the journal, too.
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain
@@ -309,7 +309,7 @@ def _table(data: Source) -> Table:
             f"evaluate(data) takes an iterable of dicts, a frame, or the path of a file; got {type(data).__name__} "
             f"{shown(data)}"
         )
-    total = len(data) if isinstance(data, Sized) else None
+    total = checks.length("evaluate(data)", data, "a list of dicts")
     rows: Iterator[Row]
     if total is None:
         rows = (_checked_row(index, row) for index, row in enumerate(data))

@@ -88,6 +88,14 @@ def test_a_name_of_other_characters_is_refused(name: str) -> None:
         Tool(name)
 
 
+def test_a_wrong_tool_is_refused_without_the_methods_of_its_name() -> None:
+    class Unshown(str):
+        __format__ = __str__ = __repr__ = None  # type: ignore[assignment]
+
+    with pytest.raises(ParameterError, match="tool look: description must be a string, got 3"):
+        Tool(Unshown("look"), 3)  # type: ignore[arg-type]
+
+
 def test_a_choice_picks_among_the_tools() -> None:
     tools = [Tool("a"), Tool("b"), Tool("c")]
     assert [tool.name for tool in ToolChoice(allowed=("c", "a")).among(tools)] == ["a", "c"]

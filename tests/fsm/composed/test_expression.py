@@ -91,6 +91,19 @@ def test_a_match_has_texts_objects_and_a_refusal_of_other_names() -> None:
         match["bok"]
 
 
+class Unwritten(str):
+    """A text of someone's own class, whose methods fail."""
+
+    def encode(self, encoding: str = "", errors: str = "") -> bytes:
+        raise NotImplementedError
+
+
+def test_a_text_is_read_without_its_own_methods() -> None:
+    match = ul.regex("a+").capture("all").match(Unwritten("aa"))
+    assert match is not None
+    assert match["all"] == "aa"
+
+
 @pytest.mark.parametrize(
     ("expression", "spec"),
     [
@@ -131,6 +144,7 @@ def deep() -> Expression:
     ("wrong", "kind", "words"),
     [
         (lambda: ul.regex("a") + 3, ul.ParameterError, r"\+: 3 is no part"),
+        (lambda: ul.choice(["a", 3]), ul.ParameterError, r"choice\(options\): option 1: 3 is no part"),
         (lambda: ul.regex("a") | ul.gen("x"), ul.ParameterError, r"\.capture\("),
         (lambda: ul.json(int) + int, ul.ParameterError, r"write ul\.json\(int\)"),
         (lambda: ul.choice("ab"), ul.ParameterError, "needs a list"),

@@ -53,6 +53,7 @@ def test_a_grammar_keeps_its_language(grammar, texts, others):
         ('root ::= "a', "end of input"),
         ("root ::= 'a'", "Expected name at line 1"),
         (r'root ::= "\ud800"', "no character"),
+        ("root ::= " + '("a" | "c" ' * 65 + '"b"' + ")*" * 65, "nested too deeply: at most 64 groups"),
         ("root ::= " + "(" * 5000, "nested too deeply"),
         ('root ::= "a" | unknown' + "x" * 100_000, "Rule 'unknownx"),
     ],
@@ -65,6 +66,11 @@ def test_what_is_no_grammar_is_refused_in_words(grammar, message):
     with pytest.raises(ConstraintError, match=message) as raised:
         expressions.check("gbnf", grammar)
     assert len(str(raised.value)) < 2_000
+
+
+def test_groups_that_nest_64_deep_are_converted():
+    deep = '("a" | "c" ' * 64 + '"b"' + ")*" * 64
+    assert lark_of_gbnf(f'root ::= {deep} [(] "(((" # (((').count('"c"') == 64
 
 
 def test_the_runtime_enforces_the_converted_grammar():

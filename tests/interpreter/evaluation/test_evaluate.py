@@ -117,6 +117,11 @@ def test_all_kinds_of_data_give_the_same_figures(tmp_path: Path) -> None:
     assert all(not ul.compare(reports[0], report).worse for report in reports)
 
 
+class NoLength(list[Any]):
+    def __len__(self) -> int:
+        return -1
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -134,6 +139,7 @@ def test_all_kinds_of_data_give_the_same_figures(tmp_path: Path) -> None:
         ("rows.txt", r"evaluate\(data\)='rows.txt': write a path that ends in"),
         ([], "the data has no rows"),
         (iter([]), "the data has no rows"),
+        (NoLength(), r"evaluate\(data\): the length of NoLength cannot be known \(ValueError\)"),
     ],
 )
 def test_wrong_data_is_refused_with_what_to_write(data: Any, words: str) -> None:
