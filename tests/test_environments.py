@@ -1,6 +1,6 @@
 """umbel in other environments than this one: on other Pythons, at both ends of each range, beside other packages.
 
-Each environment is made anew with pip, without torch; tests that need the runtime are left out there.
+Each environment is made anew with pip. All but one are without torch; tests that need the runtime are left out there.
 """
 
 import re
@@ -18,14 +18,20 @@ pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 EXTRAS = "openai,anthropic,gemini,testing"
+RUNTIME = "runtime,server,store,video,default-model,openai,anthropic,testing"
 # What these tests import themselves; the runtime's own tests need torch.
 TOOLS = ["pytest", "hypothesis", "psutil", "regex", "pydantic", "interegular", "outlines-core", "jsonschema", "pillow"]
 TOOLS += ["llguidance", "transformers"]  # without torch: for grammars, and for templates to compare with
 TOOLS += ["pandas", "polars", "pyarrow", "nbclient", "ipykernel"]  # for batches in frames, and programs in cells
 ALL = ("tests/lang", "tests/fsm", "tests/interpreter", "tests/compiler")
+# What other packages do in the runtime: grammars, files of models, media, HTTP.
+ON_PACKAGES = ("tests/fsm/engines", "tests/srt/constraints", "tests/srt/tokenizer", "tests/srt/weights")
+ON_PACKAGES += ("tests/srt/multimodal", "tests/server/test_command.py", "tests/server/test_kv_events.py")
+ON_PACKAGES += ("tests/server/test_bodies.py", "tests/server/test_openapi.py", "tests/server/test_http.py")
 HOSTED = ("tests/interpreter/hosted", "tests/interpreter/fakes", "tests/interpreter/test_front_door.py")
 _TORCH = re.compile(r"umbel\.srt|\boracle\b|chosen_backend")  # in a test that needs the runtime
 _REQUIREMENT = re.compile(r"(?P<name>[\w-]+)>=(?P<lowest>[\d.]+)")
+_TORCH_BUILD = re.compile(r"^TORCH \?= (torch==\S+)$", re.MULTILINE)
 
 
 def interpreter_of(version: str) -> str:
@@ -37,19 +43,23 @@ def interpreter_of(version: str) -> str:
     pytest.skip(f"python{version} is not on this machine")
 
 
-def requirements() -> list[str]:
+def requirements(extras: str) -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     optional = project["optional-dependencies"]
-    return [*project["dependencies"], *(each for extra in EXTRAS.split(",") for each in optional[extra])]
+    return [*project["dependencies"], *(each for extra in extras.split(",") for each in optional[extra])]
 
 
-def lowest() -> list[str]:
-    """The lower end of each range, as pip's constraints."""
-    found = [_REQUIREMENT.match(each) for each in requirements()]
-    return [f"{each['name']}=={each['lowest']}.*" for each in found if each is not None]
+def lowest(extras: str) -> list[str]:
+    """The lower end of each range, as pip's constraints; of a package that is named twice, the higher of the two.
+
+    torch keeps the build of the Makefile: another one would bring gigabytes of CUDA.
+    """
+    found = [each for each in map(_REQUIREMENT.match, requirements(extras)) if each is not None]
+    ends = {each["name"]: each["lowest"] for each in found if each["name"] != "torch"}
+    return [f"{name}=={end}.*" for name, end in ends.items()]
 
 
-def environment(folder: Path, python: str, *more: str, limits: Iterable[str] = ()) -> Path:
+def environment(folder: Path, python: str, *more: str, extras: str = EXTRAS, limits: Iterable[str] = ()) -> Path:
     """Makes an environment with umbel and what its tests import. Returns its Python.
 
     umbel is built from a copy of the tracked files: setuptools would leave a folder in the checkout, and take what an
@@ -64,13 +74,14 @@ def environment(folder: Path, python: str, *more: str, limits: Iterable[str] = (
         if (ROOT / name).is_file():
             (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / "source" / name)
-    subprocess.run([*pip, f"{folder / 'source'}[{EXTRAS}]", *TOOLS, *more], check=True)
+    subprocess.run([*pip, f"{folder / 'source'}[{extras}]", *TOOLS, *more], check=True)
     return inside
 
 
-def passes(python: Path, *paths: str) -> None:
+def passes(python: Path, *paths: str, torch: bool = False) -> None:
     """Runs tests of this checkout on the umbel of the environment. Fails with their summary."""
-    needs_torch = [f"--ignore={path}" for path in Path(ROOT, "tests").rglob("*.py") if _TORCH.search(path.read_text())]
+    tests = [] if torch else list(Path(ROOT, "tests").rglob("*.py"))
+    needs_torch = [f"--ignore={path}" for path in tests if _TORCH.search(path.read_text())]
     command = [python, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", *needs_torch]
     command += ["-m", "not nightly and not model", *paths]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -83,7 +94,14 @@ def test_what_needs_no_torch_passes_on_every_python(version: str, tmp_path: Path
 
 
 def test_hosted_models_work_at_the_lower_end_of_every_range(tmp_path: Path) -> None:
-    passes(environment(tmp_path, sys.executable, limits=lowest()), *HOSTED)
+    passes(environment(tmp_path, sys.executable, limits=lowest(EXTRAS)), *HOSTED)
+
+
+def test_the_runtime_works_at_the_lower_end_of_every_range(tmp_path: Path) -> None:
+    built = _TORCH_BUILD.search((ROOT / "Makefile").read_text())
+    assert built is not None
+    python = environment(tmp_path, sys.executable, built[1], extras=RUNTIME, limits=lowest(RUNTIME))
+    passes(python, *ON_PACKAGES, torch=True)
 
 
 def test_hosted_models_work_with_the_newest_of_everything(tmp_path: Path) -> None:
