@@ -1,13 +1,15 @@
 """Branches that end early: cancelled alone, by the first ones, by a rule, by a quorum; and searches made of them."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import umbel as ul
 from umbel.interpreter.backends.echo import Echo, Gate
+from umbel.interpreter.loop import streams
 from umbel.lang.state import Ended, State, StateGroup
+from umbel.srt.in_process import LocalBackend
 
 from .conftest import PATIENCE
 
@@ -328,6 +330,53 @@ def said(number: int, step: int) -> str:
     asked = f"#{number}.{step} "
     before = "" if step else "begin "
     return asked + f"<{(before + said(number, step - 1) + asked if step else before + asked)[-6:]}>"
+
+
+BRANCHES, LENGTH = 8, 60  # LENGTH: tokens of each text
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[LocalBackend]:
+    backend = LocalBackend(seed=5, pool_tokens=4_000)
+    yield backend
+    streams.run(backend.close())
+
+
+@ul.function
+def tell(s: ul.State, number: int, doomed: dict[int, int]) -> list[str]:
+    """Doomed: branch → chunks of its text that are read before it is cancelled."""
+    s += f"Story {number}. "
+    forks = s.fork(BRANCHES)
+    forks += lambda index: f"Branch {index}: " + ul.gen("text", max_tokens=LENGTH, temperature=0.0, ignore_eos=True)
+    for branch, chunks in doomed.items():
+        read = forks[branch].text_iter("text")
+        for _ in range(chunks):
+            next(read, None)
+        forks[branch].cancel()
+    return [branch["text"] for index, branch in enumerate(forks) if index not in doomed]
+
+
+def cancellations(programs: int, seed: int) -> list[dict[int, int]]:
+    dice = random.Random(seed)
+    some = [dice.sample(range(BRANCHES), dice.randint(3, BRANCHES - 1)) for _ in range(programs)]
+    return [{branch: dice.randrange(5) for branch in each} for each in some]
+
+
+@pytest.mark.parametrize("programs", [4, pytest.param(110, marks=pytest.mark.nightly)])
+def test_the_runtime_changes_no_other_text_and_its_pool_is_whole(programs: int, oracle: LocalBackend) -> None:
+    doomed = cancellations(programs, seed=programs)
+    assert programs < 110 or sum(map(len, doomed)) >= 500
+    whole = [{"number": number, "doomed": {}} for number in range(programs)]
+    cut = [{"number": number, "doomed": each} for number, each in enumerate(doomed)]
+    undisturbed = [state.ret_value for state in tell.run_batch(whole, backend=oracle, timeout=PATIENCE)]
+    states = tell.run_batch(cut, backend=oracle, num_threads=6, timeout=PATIENCE)
+    for state, texts, gone in zip(states, undisturbed, doomed, strict=True):
+        assert state.ret_value == [text for index, text in enumerate(texts) if index not in gone]
+    assert sum(state.cost.cancelled_calls for state in states) > len(doomed)
+    assert sum(state.cost.tokens_saved for state in states) > 20 * programs
+    status = streams.run(oracle.status())
+    assert (status.running, status.waiting) == (0, 0)
+    assert status.pool.free + status.pool.cached == status.pool.total
 
 
 # ---------------------------------------------------------------------------------------- searches
