@@ -136,7 +136,7 @@ def test_an_answer_that_does_not_fit_ends_its_own_call() -> None:
 @ul.function
 def program(s, method):
     s += "Who sings?" + ul.select("who", [" an owl", " the owl", " the"], method=method)
-    s += ", and " + ul.gen("rest", max_tokens=4)
+    s += ", and " + ul.gen("rest", max_tokens=4, ignore_eos=True)
 
 
 def test_programs_choose_and_go_on() -> None:
@@ -147,7 +147,7 @@ def test_programs_choose_and_go_on() -> None:
         facts = state.get_meta_info("who")
         assert state["who"] == max(facts["probabilities"], key=facts["probabilities"].get)
         assert sum(facts["probabilities"].values()) == pytest.approx(1.0)
-        assert state["rest"]
+        assert state.get_meta_info("rest")["completion_tokens"] == 4
         bounds[method] = facts.get("bounds")
     assert bounds["overshoot"] is None
     for low, high in bounds["exact"].values():
