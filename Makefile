@@ -11,8 +11,10 @@ WHEELS_FOR ?= 3.12
 LOCK ?= tests/lock.txt
 # Where an index has a CPU build of this version, pip prefers it to the one that brings CUDA along.
 TORCH ?= torch==2.13.0
-# pip would compile 10,000 files for half a minute; Python compiles those that are imported.
+# pip would compile 10,000 files for half a minute; Python compiles those that are imported, and has to be allowed to keep
+# that: hundreds of processes are started.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
+export PYTHONDONTWRITEBYTECODE =
 comma := ,
 # $(call watched,COMMAND,TEXT) runs it, and says TEXT every five seconds: pip unpacks, and Python imports, in silence.
 watched = { $(1) & running=$$!; while sleep 5; kill -0 $$running 2>/dev/null; do echo "... $(2)"; done; wait $$running; }
@@ -29,8 +31,6 @@ demo: $(VENV)/demo.stamp
 # Two cores take ten minutes. Processes under test are waited for, so there is one worker more than cores; each needs up
 # to 3 GB, so there are at most four. What loads the machine on purpose comes last, alone.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cores + 1 : 4)))
-# Hundreds of processes are started: where an environment forbids bytecode, each would compile all packages again.
-demo test nightly: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore=tests/stress
 	$(BIN)/python -m pytest tests/stress
