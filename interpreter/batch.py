@@ -279,7 +279,7 @@ class Job:
                 raise _too_many()
             items = checks.members("run_batch(batch_arguments)", items, MAX_LISTED, "a list of dicts or tuples")
         else:
-            items = _begun(items)
+            items = checks.begun("run_batch(batch_arguments)", items, "a list of dicts or tuples")
         calls = calls_of(arguments, items, RowCalls(arguments) if carries else None)
         self._known = None if self.total is None else list(calls)
         self._calls = calls if self._known is None else iter(self._known)
@@ -585,16 +585,6 @@ def inputs_of(item: Item, call: inspect.BoundArguments | ParameterError) -> Row:
     return {} if isinstance(call, ParameterError) else dict(call.arguments)
 
 
-def _begun(items: Iterable[Item]) -> Iterator[Item]:
-    """Starts iterating. An error in the middle of it is the caller's own."""
-    try:
-        return iter(items)
-    except Exception as error:  # of the iterable's own code
-        raise ParameterError(
-            f"run_batch(batch_arguments) must be a list of dicts or tuples; reading it raised {type(error).__name__}"
-        ) from error
-
-
 def _too_many() -> ParameterError:
     return ParameterError(
         f"run_batch(batch_arguments) has more than {MAX_LISTED} programs; write generator_style=True with an iterator "
@@ -650,7 +640,7 @@ def run_batch(
         companion=companion,
         output=output,
         if_exists=if_exists,
-        progress=progress or progress_bar,
+        progress=progress_bar if progress is False or progress is None else progress,
         view=view,
     )
     return job.generate() if generator_style else job.collect()

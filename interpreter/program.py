@@ -423,8 +423,7 @@ def maker(
     Raises:
         ParameterError: an unknown option; the returned callable: a function without a parameter, or a generator.
     """
-    if name is not None:
-        checks.text("name", name, MAX_NAME_LENGTH)
+    given_name = None if name is None else checks.text("name", name, MAX_NAME_LENGTH)
     defaults = sampling_defaults(options or {})
     speculation = speculation_of(num_api_spec_tokens, speculate)
 
@@ -435,6 +434,7 @@ def maker(
             raise ParameterError(
                 f"@function: {shown(body)} is a generator, which calling does not run; return a list instead"
             )
-        return kind(Body(name or str(getattr(body, "__name__", "program")), body, defaults, speculation=speculation))
+        own = given_name or str(getattr(body, "__name__", "program"))
+        return kind(Body(own, body, defaults, speculation=speculation))
 
     return make

@@ -17,7 +17,7 @@ of the base, an iterable may have no end, and code of objects may raise whatever
 import difflib
 import numbers
 import os
-from collections.abc import Collection, Iterable, Mapping, Sized
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sized
 from functools import lru_cache
 from itertools import islice
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -172,6 +172,14 @@ def length(name: str, value: object, wanted: str) -> int | None:
         raise ParameterError(
             f"{name}: the length of {type(value).__name__} cannot be known ({type(error).__name__}); write {wanted}"
         ) from error
+
+
+def begun(name: str, value: Iterable[Any], wanted: str) -> Iterator[Any]:
+    """Starts iterating. Raises as `members` does; an error in the middle of it is the caller's own."""
+    try:
+        return iter(value)
+    except Exception as error:  # of the iterable's own code
+        raise ParameterError(f"{name} must be {wanted}; reading it raised {type(error).__name__}") from error
 
 
 def members(name: str, value: object, most: int, wanted: str) -> tuple[Any, ...]:

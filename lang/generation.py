@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast, get_args
+from typing import Any, cast, get_args, get_origin
 
 from . import checks, ops, sampling
 from .errors import ConstraintError, ParameterError, UmbelError, shown, unknown_option
@@ -254,7 +254,7 @@ def _check_validate(name: str | None, validate: object, choices: object) -> None
     owner = f"gen({name!r})"
     if choices is not None:
         raise ParameterError(f"{owner}: validate= judges what is generated, and choices= are given; leave bad ones out")
-    if not callable(validate):
+    if not callable(validate) or validate is Any or get_origin(validate) is not None:
         raise ParameterError(f"{owner}: validate={shown(validate)}; write a function that raises ValueError to refuse")
     if inspect.iscoroutinefunction(validate):
         raise ParameterError(f"{owner}: validate= is an async function, and it runs in a thread; write a plain def")

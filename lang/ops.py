@@ -719,7 +719,10 @@ def checked_name(name: object) -> str:
     if not isinstance(name, str) or not checks.plain(name):
         raise ParameterError(f"a variable name must be a non-empty string, got name={shown(name)}")
     refuse_operations(name, "the name of a variable")
-    return checks.text("the name of a variable", name, MAX_NAME_LENGTH)
+    known = checks.text("the name of a variable", name, MAX_NAME_LENGTH)
+    if not known.isascii() and any("\ud800" <= character <= "\udfff" for character in known):
+        raise ParameterError(f"a variable name has whole characters, and name={shown(known)} half of a surrogate pair")
+    return known
 
 
 # --------------------------------------------------------------------------------- operations inside of text

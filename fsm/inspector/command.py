@@ -26,6 +26,7 @@ Kind = Literal["regex", "schema"]
 _LISTED = 40  # compressed states that are listed without --edges
 _DRAWN = 60  # states in a picture; of more the first ones are drawn
 _LABEL = 64  # characters of a label in the list
+_AROUND = 60  # characters before and after a mark
 _SHOWN = 240  # characters of the shortest text that are printed
 
 
@@ -143,7 +144,9 @@ def _refusal(error: ConstraintRefused, kind: Kind, source: str) -> str:
     lines = [f"umbel fsm: {error}"]
     position = re.fullmatch(r"position (\d+)", error.where)
     if kind == "regex" and position and source.isprintable():
-        lines += [f"  {source}", "  " + " " * int(position[1]) + "^"]
+        place = int(position[1])
+        start = max(0, place - _AROUND)
+        lines += [f"  {source[start : place + _AROUND]}", "  " + " " * (place - start) + "^"]
     return "\n".join(lines)
 
 

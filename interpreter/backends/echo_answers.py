@@ -13,7 +13,7 @@ import re
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import cast
+from typing import cast, get_origin
 
 import msgspec
 
@@ -105,7 +105,7 @@ def _checked(script: object, owner: str) -> deque[Answer] | Mapping[str, Answer]
         for answer in answers:
             _check_answer(answer, owner)
         return answers
-    if callable(script) and not isinstance(script, type):
+    if callable(script) and not isinstance(script, type) and get_origin(script) is None:
         return script
     raise ParameterError(f"{owner}({shown(script)}): script: write {wanted}")
 

@@ -178,12 +178,14 @@ class Runtime(DirectCalls):
         listen: Listen | Mapping[str, str] | None = None,
         **options: Unpack[KeywordOptions],
     ) -> None:
-        for name, given in (("model", model), ("model_path", model_path)):
-            if given is not None:
-                checks.text(name, given, MAX_MODEL_LENGTH, "a name or a path, or leave it out for the default model")
-        if model is not None and model_path is not None and model != model_path:
-            raise ParameterError(f"model={model!r} and model_path={model_path!r} name two models; give one")
-        chosen = model if model is not None else model_path
+        names = [
+            checks.text(name, given, MAX_MODEL_LENGTH, "a name or a path, or leave it out for the default model")
+            for name, given in (("model", model), ("model_path", model_path))
+            if given is not None
+        ]
+        if len({*names}) == 2:
+            raise ParameterError(f"model={names[0]!r} and model_path={names[1]!r} name two models; give one")
+        chosen = names[0] if names else None
         checked = plain_options(options_of("Runtime()", DEFAULT if chosen is None else chosen, options, _PARAMETERS))
         others = [name for name, given in (("model", chosen), ("listen", listen)) if given is not None]
         self._join = None if address is None else _way_to(address, key, [*others, *options])

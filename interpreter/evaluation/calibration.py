@@ -230,7 +230,7 @@ def calibration(
     report: EvaluationReport, variable: str, label: str, *, bins: int = 10, equal_counts: bool = False
 ) -> Calibration:
     """Computes the calibration of a variable; `EvaluationReport.calibration` documents it."""
-    checks.integer("bins", bins, 1, _MOST_BINS)
+    bins = checks.integer("bins", bins, 1, _MOST_BINS)
     checks.switch("equal_counts", equal_counts)
     scored = [row for row in report.results if not row.error and variable in row.probabilities]
     if not scored:

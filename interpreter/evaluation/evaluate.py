@@ -109,7 +109,7 @@ def evaluate(
         raise ParameterError(f"evaluate(program={shown(program)}); write a function with @umbel.function")
     checked_metric(metric)
     checks.integer("seed", seed, 0, _MOST_SEED)
-    checks.number("error_score", error_score, -1e300, 1e300, "the figure of a failed program, such as 0")
+    score = checks.number("error_score", error_score, -1e300, 1e300, "the figure of a failed program, such as 0")
     if max_errors is not None:
         checks.integer("max_errors", max_errors, 0, _MOST_ROWS, "the number of errors that are allowed, or None")
     for name in ("generator_style", "on_error", "stream", "verbose"):
@@ -127,7 +127,7 @@ def evaluate(
         metric=name_of(metric),
         model="",
         seed=seed,
-        error_score=float(error_score),
+        error_score=float(score),
         seconds=0.0,
         results=(),
         variable=metric.variable if isinstance(metric, Matching) else "",
@@ -312,7 +312,8 @@ def _table(data: Source) -> Table:
     total = checks.length("evaluate(data)", data, "a list of dicts")
     rows: Iterator[Row]
     if total is None:
-        rows = (_checked_row(index, row) for index, row in enumerate(data))
+        begun = checks.begun("evaluate(data)", data, "a list of dicts")
+        rows = (_checked_row(index, row) for index, row in enumerate(begun))
     else:
         known = checks.members("evaluate(data)", data, _MOST_ROWS, "a list of dicts")
         rows = iter([_checked_row(index, row) for index, row in enumerate(known)])

@@ -163,7 +163,7 @@ def agent_plan(
 
 def _choice(given: str, names: list[str], parallel: bool) -> ToolChoice:
     checks.switch("call_tools: parallel", parallel)
-    if given in names:
-        return ToolChoice.only(given)
-    checks.one_of("call_tools: tool_choice", given, (*_MODES, *names))
-    return ToolChoice("required" if given == "required" else "none" if given == "none" else "auto", parallel=parallel)
+    known = checks.one_of("call_tools: tool_choice", given, (*_MODES, *names))
+    if known in names:
+        return ToolChoice.only(known)
+    return ToolChoice("required" if known == "required" else "none" if known == "none" else "auto", parallel=parallel)

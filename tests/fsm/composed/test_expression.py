@@ -144,6 +144,7 @@ def deep() -> Expression:
     ("wrong", "kind", "words"),
     [
         (lambda: ul.regex("a") + 3, ul.ParameterError, r"\+: 3 is no part"),
+        (lambda: ul.capture("\ud800", "a"), ul.ParameterError, "a variable name has whole characters, and name="),
         (lambda: ul.choice(["a", 3]), ul.ParameterError, r"choice\(options\): option 1: 3 is no part"),
         (lambda: ul.regex("a") | ul.gen("x"), ul.ParameterError, r"\.capture\("),
         (lambda: ul.json(int) + int, ul.ParameterError, r"write ul\.json\(int\)"),

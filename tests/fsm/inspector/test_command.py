@@ -130,6 +130,10 @@ def test_an_error_shows_its_position(capsys: pytest.CaptureFixture[str]) -> None
     error = capsys.readouterr().err
     assert error.startswith("umbel fsm: position 2: ")
     assert error.endswith("\n  ab(c\n    ^\n")
+    assert main(["a" * 500 + "(" + "b" * 500]) == 1
+    shown, mark = capsys.readouterr().err.splitlines()[1:]
+    assert len(shown) < 130
+    assert shown[mark.index("^")] == "("
 
 
 def test_a_refused_schema_names_its_keyword_and_path(capsys: pytest.CaptureFixture[str]) -> None:

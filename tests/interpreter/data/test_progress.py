@@ -64,5 +64,7 @@ def test_the_bar_has_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
 def test_progress_is_a_switch_or_a_function() -> None:
     with pytest.raises(ul.ParameterError, match="progress must be True or False"):
         check.run_batch([(1,)], backend=ul.Echo(), progress="yes")  # type: ignore[call-overload]
+    with pytest.raises(ul.ParameterError, match=r"progress must be True or False, got \[]"):
+        check.run_batch([(1,)], backend=ul.Echo(), progress=[])  # type: ignore[call-overload]
     with pytest.raises(ul.ParameterError, match="progress must be a function, got type"):
         check.run_batch([(1,)], backend=ul.Echo(), progress=object)  # type: ignore[arg-type]

@@ -117,6 +117,11 @@ def test_all_kinds_of_data_give_the_same_figures(tmp_path: Path) -> None:
     assert all(not ul.compare(reports[0], report).worse for report in reports)
 
 
+class Unread:
+    def __iter__(self) -> Any:
+        raise NotImplementedError
+
+
 class NoLength(list[Any]):
     def __len__(self) -> int:
         return -1
@@ -139,6 +144,7 @@ class NoLength(list[Any]):
         ("rows.txt", r"evaluate\(data\)='rows.txt': write a path that ends in"),
         ([], "the data has no rows"),
         (iter([]), "the data has no rows"),
+        (Unread(), r"evaluate\(data\) must be a list of dicts; reading it raised NotImplementedError"),
         (NoLength(), r"evaluate\(data\): the length of NoLength cannot be known \(ValueError\)"),
     ],
 )
