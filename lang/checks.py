@@ -158,9 +158,14 @@ def instance(name: str, value: object, kinds: Any) -> None:  # Any: a class, or 
         raise ParameterError(f"{name} must be {wanted}, got {type(value).__name__} {shown(value)}")
 
 
+def is_function(value: object) -> bool:
+    """Whether a value is called as a function is: no class, and no generic alias of one."""
+    return callable(value) and not isinstance(value, type) and get_origin(value) is None
+
+
 def function(name: str, value: object) -> None:
-    """Raises ParameterError for what cannot be called."""
-    if not callable(value) or isinstance(value, type) or get_origin(value) is not None:
+    """Raises ParameterError for what is no function."""
+    if not is_function(value):
         raise ParameterError(f"{name} must be a function, got {type(value).__name__} {shown(value)}")
 
 

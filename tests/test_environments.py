@@ -53,7 +53,7 @@ def requirements(extras: str) -> list[str]:
 
 
 def lowest(extras: str) -> list[str]:
-    """The lower end of each range, as pip's constraints; of a package that is named twice, the higher of the two.
+    """The lower end of each range, as pip's constraints; of a package that is named twice, that of the later extra.
 
     torch keeps the build of the Makefile: another one would bring gigabytes of CUDA.
     """

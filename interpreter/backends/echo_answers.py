@@ -13,7 +13,7 @@ import re
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import cast, get_origin
+from typing import cast
 
 import msgspec
 
@@ -105,8 +105,8 @@ def _checked(script: object, owner: str) -> deque[Answer] | Mapping[str, Answer]
         for answer in answers:
             _check_answer(answer, owner)
         return answers
-    if callable(script) and not isinstance(script, type) and get_origin(script) is None:
-        return script
+    if checks.is_function(script):
+        return cast(Callable[[str], Answer], script)
     raise ParameterError(f"{owner}({shown(script)}): script: write {wanted}")
 
 
