@@ -30,6 +30,7 @@ from .data.frames import Framed, joined
 from .data.output import EXISTING, BatchOutput, ResultFile, plain
 from .data.progress import BatchProgress, Tally, bar_for
 from .data.rows import Row, RowCalls, table_of
+from .loop import hearing
 from .run import Run
 
 if TYPE_CHECKING:
@@ -413,7 +414,7 @@ class Job:
                 if index is not None:
                     return self._window.pop(index)
                 if self._changes == seen:
-                    self._news.wait()
+                    self._news.wait(hearing())
 
     def _next(self, order: "Order") -> int | None:
         """Returns the program to give out, if it has ended: any, or the first of those that were started."""

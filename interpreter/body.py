@@ -421,7 +421,7 @@ class Body:
             return
         future = loop.programs.spawn(work, contextvars.copy_context())
         try:
-            future.result()
+            loop.result_of(future)
         except BaseException:
             run.cancel()
             future.cancel()

@@ -31,6 +31,7 @@ T = TypeVar("T")
 _Call = tuple[Context, Callable[..., object], tuple[object, ...]]
 
 _SHUTDOWN_SECONDS = 2.0
+_HEARING_SECONDS = 1.0  # how long the main thread may block without a look for signals
 
 
 class Home(Protocol):
@@ -147,7 +148,7 @@ class LoopThread:
             raise ProgramError("a blocking call on the event loop's own thread would wait for itself; await it instead")
         future = self.spawn(work)
         try:
-            return future.result(timeout)
+            return result_of(future, timeout)
         except BaseException:
             future.cancel()
             raise
@@ -299,6 +300,32 @@ def seconds_left(deadline: float | None, clock: Callable[[], float] = time.monot
     return None if deadline is None else max(0.0, deadline - clock())
 
 
+def hearing(seconds: float | None = None) -> float:
+    """Returns how long this thread may block, in seconds: `seconds`, but on the main thread at most one.
+
+    Python runs a signal's handler between two instructions. A signal that comes right before the main thread blocks
+    on a lock, or that another thread gets, wakes nothing up: Ctrl-C would be heard when the answer is there. So what
+    blocks the main thread blocks it in pieces.
+    """
+    longest = threading.TIMEOUT_MAX
+    if threading.current_thread() is threading.main_thread():
+        longest = _HEARING_SECONDS
+    return longest if seconds is None else min(seconds, longest)
+
+
+def result_of(future: "concurrent.futures.Future[T]", timeout: float | None = None) -> T:
+    """Blocks until the future has its result, and returns it.
+
+    Raises:
+        TimeoutError: it has none after `timeout` seconds.
+    """
+    limit = None if timeout is None else time.monotonic() + timeout
+    while True:
+        left = seconds_left(limit)
+        if concurrent.futures.wait((future,), hearing(left)).done or left == 0:
+            return future.result(0)
+
+
 def wait_until(ready: Callable[[], bool], signals: tuple[Signal, ...], limit: float | None, what: str) -> None:
     """Blocks this thread until `ready`.
 
@@ -317,7 +344,7 @@ def wait_until(ready: Callable[[], bool], signals: tuple[Signal, ...], limit: fl
             remaining = None if limit is None else limit - time.monotonic()
             if remaining is not None and remaining <= 0:
                 raise DeadlineError(f"{what} was not known in time; give more with timeout=")
-            gate.acquire(timeout=-1 if remaining is None else min(remaining, threading.TIMEOUT_MAX))
+            gate.acquire(timeout=hearing(remaining))
         finally:
             for signal in signals:
                 signal.discard(wake)

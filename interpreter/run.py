@@ -290,7 +290,8 @@ class Run:
         """Blocks until the body has ended and every stream has run its steps."""
         finished = threading.Event()
         self.when_finished(finished.set)
-        finished.wait()
+        while not finished.wait(loop.hearing()):
+            pass
 
     def check_process(self) -> None:
         """Raises ProgramError in a forked child, where the loop that serves this run does not exist."""

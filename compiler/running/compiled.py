@@ -506,7 +506,8 @@ class _Outcome:
         self._gate.release()
 
     def wait(self) -> Any:
-        self._gate.acquire()
+        while not self._gate.acquire(timeout=loop.hearing()):
+            pass
         if self._error is not None:
             raise self._error
         return self._result

@@ -12,6 +12,7 @@ raised in the read that blocks, and `Run.interruptible` stops the run.
 """
 
 import asyncio
+import contextlib
 import signal
 import socket
 import sys
@@ -31,7 +32,8 @@ class Stoppable(Protocol):
 
 
 class _Listener:
-    """Hears signals on an event loop of the main thread, as long as anything waits."""
+    """Hears signals on the event loop of the main thread, from the first wait on: a signal that comes between two waits
+    of a cell, before the loop's next turn, stops the run that the cell waits for then."""
 
     def __init__(self) -> None:
         self._waits: Counter[Stoppable] = Counter()
@@ -39,18 +41,27 @@ class _Listener:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def add(self, run: Stoppable) -> None:
+        self._listen(asyncio.get_running_loop())
         self._waits[run] += 1
-        if self._sockets is None:
-            self._open(asyncio.get_running_loop())
 
     def discard(self, run: Stoppable) -> None:
+        self._hear()  # the cell may have been cancelled before the loop came to read the byte
         self._waits[run] -= 1
         if not self._waits[run]:
             del self._waits[run]
-        if not self._waits:
+
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._loop is not loop:
             self._close()
+            self._open(loop)
+        if self._sockets is not None:
+            before = signal.set_wakeup_fd(self._sockets[1].fileno(), warn_on_full_buffer=False)
+            if before not in (-1, self._sockets[1].fileno()):
+                # of a loop that wakes by itself; the cell is cancelled, reads leave their runs alone
+                signal.set_wakeup_fd(before)
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         reading, writing = socket.socketpair()
         reading.setblocking(False)
         writing.setblocking(False)
@@ -60,31 +71,26 @@ class _Listener:
             reading.close()
             writing.close()
             return
-        before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-        if before != -1:  # of a loop that wakes by itself; the cell is cancelled, reads leave their runs alone
-            signal.set_wakeup_fd(before)
-        self._sockets, self._loop = (reading, writing), loop
+        self._sockets = reading, writing
 
     def _close(self) -> None:
+        """Leaves a loop that has ended, or that another one has taken the place of."""
         sockets, loop = self._sockets, self._loop
         self._sockets = self._loop = None
         if sockets is None or loop is None:
             return
-        reading, writing = sockets
-        current = signal.set_wakeup_fd(-1)
-        if current not in (-1, writing.fileno()):
-            signal.set_wakeup_fd(current)
         if not loop.is_closed():
-            loop.remove_reader(reading)
-        reading.close()
-        writing.close()
+            loop.remove_reader(sockets[0])
+        for end in sockets:
+            end.close()
 
     def _hear(self) -> None:
         if self._sockets is None:
             return
-        if signal.SIGINT in self._sockets[0].recv(_MOST_BYTES):
-            for run in tuple(self._waits):
-                run.interrupt()
+        with contextlib.suppress(BlockingIOError):  # no signal came
+            if signal.SIGINT in self._sockets[0].recv(_MOST_BYTES):
+                for run in tuple(self._waits):
+                    run.interrupt()
 
 
 _listener = _Listener()

@@ -53,6 +53,12 @@ def inside(s: ul.State) -> None:
 
 
 @ul.function
+async def from_coroutine(s: ul.AsyncState) -> None:
+    s += "a" + ul.gen("x")
+    await s["x"]
+
+
+@ul.function
 def catching(s: ul.State) -> None:
     s += "a" + ul.gen("x")
     try:
@@ -69,22 +75,15 @@ def interrupted(read: Callable[[Echo], Any]) -> str:
     main = threading.main_thread().ident
     assert main is not None
 
-    pressed = threading.Event()
-
-    def handler(*_: object) -> None:
-        if not pressed.is_set():
-            pressed.set()
-            raise KeyboardInterrupt
-
     def interrupt() -> None:
         gate.wait_for(1)
         while not is_waiting(main):
             os.sched_yield()
-        while not pressed.wait(0.05):  # a signal right before a lock is waited for does not wake it up
-            os.kill(os.getpid(), signal.SIGINT)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # which does not wake up the thread that waits
 
-    signal.signal(signal.SIGINT, handler)
     threading.Thread(target=interrupt).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         read(echo)
         ended = "was not interrupted"
@@ -114,6 +113,7 @@ def read_outside(echo: Echo, wait: Callable[[ul.State], Any], states: list[ul.St
 
 
 def child() -> None:
+    loop._HEARING_SECONDS = 0.05
     states: list[ul.State] = []
     report: dict[str, Any] = {}
     for name, wait in WAITS.items():
@@ -125,6 +125,8 @@ def child() -> None:
             report[name] += f"; then {error}"
     report["the body"] = interrupted(lambda echo: inside.run(backend=echo))
     report["a body that catches it"] = interrupted(lambda echo: catching.run(backend=echo))
+    report["a batch"] = interrupted(lambda echo: inside.run_batch([{}], backend=echo))
+    report["an async body"] = interrupted(lambda echo: from_coroutine.run(backend=echo))
     report["a compiled program"] = interrupted(lambda echo: inside.compile().run(backend=echo))
     report["another run"] = inside.run(backend=Echo())["x"]
     print(json.dumps(report))
@@ -142,6 +144,8 @@ def test_ctrl_c_ends_the_run_that_is_waited_for_and_nothing_else() -> None:
     assert report == {
         "the body": "interrupted; 1 aborted, 0 active, 1 called",
         "a body that catches it": "cancelled; 1 aborted, 0 active, 1 called",
+        "a batch": "interrupted; 1 aborted, 0 active, 1 called",
+        "an async body": "interrupted; 1 aborted, 0 active, 1 called",
         "a compiled program": "interrupted; 1 aborted, 0 active, 1 called",
         "another run": "a",
     }
