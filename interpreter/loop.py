@@ -174,7 +174,7 @@ class LoopThread:
     def _start(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
-                loop = asyncio.new_event_loop()
+                loop = Context().run(asyncio.new_event_loop)  # it keeps the context: of no run
                 self._thread = threading.Thread(target=_serve, args=(loop,), name=self._name, daemon=True)
                 self._thread.start()
                 self._loop = loop

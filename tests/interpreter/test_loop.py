@@ -1,8 +1,10 @@
 """The loops' threads: on demand, one each, closed for good order."""
 
 import asyncio
+import gc
 import threading
-from contextvars import ContextVar
+import weakref
+from contextvars import ContextVar, copy_context
 
 import pytest
 from umbel.interpreter.loop import LoopThread
@@ -22,6 +24,25 @@ def test_a_loop_starts_on_first_use_and_again_after_closing() -> None:
     thread.close()
     assert threading.active_count() == before
     assert thread.run(who()) == "toy"
+    thread.close()
+
+
+def test_a_loop_keeps_nothing_of_the_run_that_started_it() -> None:
+    running: ContextVar[object] = ContextVar("running")
+    thread = LoopThread("toy")
+
+    class Run:
+        pass
+
+    def first() -> weakref.ref[Run]:
+        run = Run()
+        running.set(run)
+        thread.run(asyncio.sleep(0))
+        return weakref.ref(run)
+
+    gone = copy_context().run(first)
+    gc.collect()
+    assert gone() is None
     thread.close()
 
 

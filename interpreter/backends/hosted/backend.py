@@ -41,9 +41,9 @@ from ....lang.sampling import SamplingParams
 from ..direct import DirectCalls
 from .conversation import conversation_tokens_at_most, count_bytes, template
 from .errors import Provider
-from .session import MOST_AT_ONCE, Environment, Retries, Session, Timeouts
+from .session import MOST_AT_ONCE, Client, Environment, Retries, Session, Timeouts
 
-C = TypeVar("C")
+C = TypeVar("C", bound=Client)
 
 _DEFAULTS = SamplingParams()
 
@@ -112,7 +112,6 @@ class HostedBackend(DirectCalls, ABC, Generic[C]):
         self._session: Session[C] = Session(
             provider,
             self.open_client,
-            self.close_client,
             concurrency=self._concurrency,
             retries=self._retries,
             timeouts=self._timeouts,
@@ -166,11 +165,8 @@ class HostedBackend(DirectCalls, ABC, Generic[C]):
 
     @abstractmethod
     def open_client(self) -> C:
-        """Makes a client of the SDK for the running event loop, with the SDK's own retries off."""
-
-    @abstractmethod
-    async def close_client(self, client: C) -> None:
-        """Ends a client's connections."""
+        """Makes a client of the SDK for the running event loop, with the SDK's own retries off. Its `close` is awaited
+        on this loop when the backend is closed, or dropped."""
 
     async def prepare(self) -> None:
         """Runs once, before the first request. Imports the SDK, so that no request stops the loop for it."""

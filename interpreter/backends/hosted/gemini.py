@@ -31,7 +31,7 @@ class Gemini(GoogleModel):
         thinking_budget: tokens that the model may think, out of max_tokens: 0 for none, -1 or None for its own choice.
         include_thoughts: asks for summaries of what the model thinks, which `separate_reasoning` gives to programs.
         profile: what the model can do, as of `OpenAI`.
-        client: a `google.genai.Client` that is used as it is; None: one is made.
+        client: a `google.genai.Client` that is used as it is, and left open; None: one is made.
         options: timeouts, retries and further settings of calls, as of `CallOptions`.
 
     Raises:

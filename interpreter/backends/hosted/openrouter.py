@@ -168,9 +168,6 @@ class OpenRouter(OpenAIDialect["AsyncOpenAI"]):
     def open_client(self) -> "AsyncOpenAI":
         return self._endpoint.open(self._timeouts, self._concurrency, self._environment)
 
-    async def close_client(self, client: "AsyncOpenAI") -> None:
-        await client.close()
-
 
 def _named(given: Mapping[str, tuple[str, str | None]]) -> dict[str, str]:
     """Returns headers → values. Raises ParameterError for a value that is no text."""

@@ -11,16 +11,18 @@ Clock, randomness, network and environment variables come in by `Environment`.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import random
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ....lang import checks
 from ....lang.errors import DeadlineError, ParameterError, UmbelError
@@ -32,8 +34,15 @@ if TYPE_CHECKING:
     import httpx2
 
 
-C = TypeVar("C")
-C_co = TypeVar("C_co", covariant=True)  # a session gives clients, and takes none
+class Client(Protocol):
+    """A client of a provider's SDK, with the connections of one event loop."""
+
+    async def close(self) -> object:
+        """End its connections."""
+
+
+C = TypeVar("C", bound=Client)
+C_co = TypeVar("C_co", bound=Client, covariant=True)  # a session gives clients, and takes none
 T = TypeVar("T")
 
 
@@ -215,7 +224,7 @@ class Session(Generic[C_co]):
 
     Args:
         provider: for messages.
-        open, close: a client of its SDK for the running loop. The SDK's own retries are off.
+        open: makes a client of its SDK for the running loop. The SDK's own retries are off.
         concurrency: calls at once on one loop.
         retries, timeouts, environment: how often, how long, and by whose clock.
 
@@ -230,7 +239,6 @@ class Session(Generic[C_co]):
         self,
         provider: Provider,
         open: Callable[[], C_co],
-        close: Callable[[C_co], Awaitable[None]],
         *,
         concurrency: int,
         retries: Retries,
@@ -240,7 +248,7 @@ class Session(Generic[C_co]):
         concurrency = checks.integer("max_concurrency", concurrency, 1, MOST_AT_ONCE)
         self.provider = provider
         self.counts: Counter[str] = Counter()  # retries, by reason
-        self._clients = Clients(open, close, concurrency)
+        self._clients = Clients(open, concurrency)
         self._retries, self._timeouts, self._environment = retries, timeouts, environment
         self.routing_key_header: str | None = None
 
@@ -334,18 +342,21 @@ class LoopClient(Generic[C]):
 
 
 class Clients(Generic[C]):
-    """Clients by event loop.
+    """Clients by event loop. They are closed on their loops by `close`, and when their owner is dropped without it.
+
+    Left to the garbage collector, sockets would be closed first; a client that then ends its connections (Google's
+    does when it is collected) takes the readers of whatever has their descriptors by then: other calls never end.
 
     Args:
         open: makes a client for the running loop.
-        close: ends one.
         concurrency: calls at once on one loop.
     """
 
-    def __init__(self, open: Callable[[], C], close: Callable[[C], Awaitable[None]], concurrency: int) -> None:
-        self._open, self._close, self._concurrency = open, close, concurrency
+    def __init__(self, open: Callable[[], C], concurrency: int) -> None:
+        self._open, self._concurrency = open, concurrency
         self._lock = threading.Lock()  # loops of several threads may ask at once
         self._by_loop: dict[asyncio.AbstractEventLoop, LoopClient[C]] = {}
+        weakref.finalize(self, _close_soon, self._by_loop).atexit = False  # loops end with the process
 
     def of_this_loop(self) -> LoopClient[C]:
         """Returns the running loop's client, opened on its first use."""
@@ -361,19 +372,24 @@ class Clients(Generic[C]):
     async def close(self) -> None:
         """Closes all clients, those of other loops on theirs. A later use opens new ones."""
         with self._lock:
-            clients, self._by_loop = self._by_loop, {}
-        here = asyncio.get_running_loop()
-        for loop, client in clients.items():
-            if loop is here:
-                await self._close(client.client)
-            elif not loop.is_closed():
-                loop.call_soon_threadsafe(_start_closing, self._close, client.client)
+            here = self._by_loop.pop(asyncio.get_running_loop(), None)
+            _close_soon(self._by_loop)
+        if here is not None:
+            await here.client.close()
 
 
-_closing: set["asyncio.Future[None]"] = set()  # asyncio keeps only weak references to tasks
+_closing: set["asyncio.Future[object]"] = set()  # asyncio keeps only weak references to tasks
 
 
-def _start_closing(close: Callable[[C], Awaitable[None]], client: C) -> None:
-    task = asyncio.ensure_future(close(client))
+def _close_soon(by_loop: dict[asyncio.AbstractEventLoop, LoopClient[C]]) -> None:
+    """Takes all clients out of `by_loop`, and closes each of them on its loop, if that still runs."""
+    while by_loop:
+        loop, client = by_loop.popitem()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the sockets went with it
+            loop.call_soon_threadsafe(_start_closing, client.client)
+
+
+def _start_closing(client: Client) -> None:
+    task = asyncio.ensure_future(client.close())
     _closing.add(task)
     task.add_done_callback(_closing.discard)

@@ -105,8 +105,9 @@ class GoogleModel(TranslatedBackend):
             await super().prepare()
 
     def open_client(self) -> Translator:
-        client = self._opened() if self._given_client is None else self._given_client
-        return _Gemini(client, self._config, self._provider)
+        given = self._given_client
+        client = self._opened() if given is None else given
+        return _Gemini(client, self._config, self._provider, owned=given is None)
 
     def _opened(self) -> Any:  # Any: google.genai.Client
         """Makes Google's client, which looks for credentials. Raises RequestError where it fails."""
@@ -139,7 +140,7 @@ class VertexAI(GoogleModel):
             says nothing, which is its own choice as well.
         include_thoughts: asks for summaries of what the model thinks, which `separate_reasoning` gives to programs.
         profile: what the model can do, as of `OpenAI`.
-        client: a `google.genai.Client` that is used as it is; None: one is made.
+        client: a `google.genai.Client` that is used as it is, and left open; None: one is made.
         options: timeouts, retries and further settings of calls, as of `CallOptions`.
 
     Raises:
@@ -243,10 +244,15 @@ def _of_credentials(error: Exception, provider: Provider) -> RequestError | None
 
 
 class _Gemini(Translator):
-    """Calls of Google's client, in the OpenAI dialect. `config`: what each of them has."""
+    """Calls of Google's client, in the OpenAI dialect.
 
-    def __init__(self, client: Any, config: Fields, provider: Provider) -> None:
-        self._client, self._config, self._provider = client.aio, config, provider
+    Args:
+        config: what each of them has.
+        owned: whether `close` ends the client. One that was given may have other users.
+    """
+
+    def __init__(self, client: Any, config: Fields, provider: Provider, *, owned: bool) -> None:
+        self._client, self._config, self._provider, self._owned = client.aio, config, provider, owned
 
     async def whole(self, body: Fields) -> Object:
         return _answer(await self._tried(self._client.models.generate_content(**self._asked(body))))
@@ -268,7 +274,7 @@ class _Gemini(Translator):
                 await close()
 
     async def close(self) -> None:
-        close = getattr(self._client, "aclose", None)  # newer versions have it
+        close = getattr(self._client, "aclose", None) if self._owned else None  # newer versions have it
         if close is not None:
             await close()
 

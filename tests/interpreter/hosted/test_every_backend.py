@@ -5,6 +5,9 @@ examples run in `tests/test_examples.py`.
 """
 
 import asyncio
+import gc
+import socket
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +16,7 @@ from typing import Any
 
 import pytest
 import umbel as ul
+from umbel.interpreter import loop
 from umbel.lang.protocol import Backend
 from umbel.testing import (
     LLAMA_CPP,
@@ -415,7 +419,43 @@ def made() -> Iterator[dict[str, Callable[[], Backend]]]:
         }
 
 
-@pytest.mark.parametrize("name", ["sglang", "endpoint", "chat", "completion", "claude", "gemini", "ollama"])
+MADE = ("sglang", "endpoint", "chat", "completion", "claude", "gemini", "ollama")
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_backend_that_is_dropped_ends_its_own_connections_alone(name: str, made: dict[str, Callable[[], Backend]]):
+    """Those that connect right after it get its descriptors: they are heard on."""
+
+    @ul.function
+    def says(s):
+        s += ul.user("Who is there?")
+        s += ul.assistant(ul.gen("answer", max_tokens=8))
+
+    def used() -> weakref.ref[Backend]:
+        backend = made[name]()
+        assert says.run(backend=backend)["answer"]
+        return weakref.ref(backend)
+
+    gone = used()
+
+    async def lost() -> int:
+        gc.collect()
+        followers = [socket.socket() for _ in range(50)]
+        here = asyncio.get_running_loop()
+        for follower in followers:
+            here.add_reader(follower, lambda: None)
+        for _ in range(100):  # turns of the loop, in which what was collected ends
+            await asyncio.sleep(0)
+        heard = sum(here.remove_reader(follower) for follower in followers)
+        for follower in followers:
+            follower.close()
+        return len(followers) - heard
+
+    assert loop.streams.run(lost()) == 0
+    assert gone() is None
+
+
+@pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize("case", conformance.CASES, ids=conformance.name_of)
 def test_conforms(case: conformance.Case, name: str, made: dict[str, Callable[[], Backend]]):
     conformance.check(case, made[name])

@@ -1,6 +1,7 @@
 """Providers that are reached by clients of their own: LiteLLM, and Google's for Gemini models."""
 
 import asyncio
+import gc
 import importlib.machinery
 import importlib.util
 import json
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import umbel as ul
 import umbel.compat.sglang as sgl
+from umbel.interpreter import loop
 from umbel.interpreter.backends.hosted.openai.wire import ProviderError
 from umbel.interpreter.backends.hosted.session import Environment
 from umbel.interpreter.fakes.server import Exchange, HttpRequest, Server
@@ -492,6 +494,26 @@ def test_a_budget_for_thinking_is_sent_and_counted():
     assert model.capabilities.name == "gemini gemini-2.5-flash"
     ask.run("Capital?", backend=ul.Gemini("gemini-2.5-flash", client=client)).sync()
     assert "thinking_config" not in client.asked[1]["config"]
+
+
+@pytest.mark.parametrize("end", ["closed", "dropped"])
+@pytest.mark.parametrize("given", [True, False])
+def test_the_client_of_google_is_closed_with_its_backend_unless_it_was_given(
+    given: bool, end: str, monkeypatch: pytest.MonkeyPatch
+):
+    client = Gemini(["Paris"])
+    library = ModuleType("google.genai")
+    library.__spec__ = importlib.machinery.ModuleSpec("google.genai", None)
+    library.Client = lambda **_: client
+    monkeypatch.setitem(sys.modules, "google.genai", library)
+    backend = ul.Gemini("m", api_key="k", client=client if given else None)
+    assert ask.run("Capital?", backend=backend)["answer"] == "Paris"
+    if end == "closed":
+        loop.streams.run(backend.close())
+    del backend
+    gc.collect()
+    loop.streams.run(asyncio.sleep(0))  # after the closing, which was asked for before
+    assert client.closed == (0 if given else 1)
 
 
 @pytest.mark.parametrize(

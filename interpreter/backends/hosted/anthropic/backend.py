@@ -57,6 +57,9 @@ class CachingClient:
     client: "AsyncAnthropic"
     leaders: Leaders
 
+    async def close(self) -> None:
+        await self.client.close()
+
 
 class Anthropic(HostedBackend[CachingClient]):
     """Runs programs on one Claude model, at Anthropic or another server of the Messages API.
@@ -184,9 +187,6 @@ class Anthropic(HostedBackend[CachingClient]):
             http_client=open_client(anthropic, self._timeouts, self._concurrency, self._environment.wire),
         )
         return CachingClient(client, Leaders(self._counts))
-
-    async def close_client(self, client: CachingClient) -> None:
-        await client.client.close()
 
     # -------------------------------------------------------------------------------- the Backend protocol
 

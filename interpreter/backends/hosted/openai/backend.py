@@ -393,9 +393,6 @@ class OpenAI(OpenAIDialect["AsyncOpenAI"]):
     def open_client(self) -> "AsyncOpenAI":
         return self._endpoint.open(self._timeouts, self._concurrency, self._environment)
 
-    async def close_client(self, client: "AsyncOpenAI") -> None:
-        await client.close()
-
     async def _ask_models(self) -> None:
         deadline = self._session.deadline(_MOST_SECONDS_FOR_MODELS)
         async with self._session.slot(deadline) as client:

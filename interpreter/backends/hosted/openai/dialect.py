@@ -212,9 +212,6 @@ class TranslatedBackend(OpenAIDialect[Translator]):
 
     OPTIONS = CallOptions
 
-    async def close_client(self, client: Translator) -> None:
-        await client.close()
-
 
 def checked_chat_profile(owner: str, profile: object) -> Profile:
     """Checks a profile. Raises ParameterError for anything but a profile of a chat model."""

@@ -497,9 +497,6 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
     def open_client(self) -> "AsyncOpenAI":
         return self._endpoint.open(self._timeouts, self._concurrency, self._environment)
 
-    async def close_client(self, client: "AsyncOpenAI") -> None:
-        await client.close()
-
 
 _LONGEST_NAME = 4096  # of a template, or of a model, which may be a path
 
