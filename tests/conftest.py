@@ -8,14 +8,19 @@ Files that start processes or load the default model come first, then kernels, s
 longest, and a worker that began one of them last would keep the others waiting. (pytest-xdist would begin with the
 files of most tests instead; the Makefile says --no-loadscope-reorder.)
 
-Hypothesis draws the same examples in every run, so that a change is judged by what it changed. `make nightly` draws
-others each time (`--hypothesis-profile=nightly`); what it finds becomes an `@example`.
+Hypothesis draws the same examples in every run, so that a change is judged by what it changed, and a third of those
+that a test asks for. `make nightly` draws all, others each time (`--hypothesis-profile=nightly`); what it finds becomes
+an `@example`. Of a test marked `sampled(N)` the default suite runs one of N cases, spread over all its parameters, and
+`make nightly` the rest.
 """
 
 import ctypes
 import gc
+import math
 import os
+import random
 import sys
+from collections import defaultdict
 
 import pytest
 from hypothesis import settings
@@ -61,10 +66,37 @@ def pytest_configure(config: pytest.Config) -> None:
     sys.unraisablehook = unless_too_deep
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    _leave_to_nightly(items)
+    if settings.get_current_profile_name() == "same-examples":
+        _draw_a_third(items)
     slow = {item.path for item in items if item.get_closest_marker("processes") or item.get_closest_marker("model")}
     long = {item.path for item in items if item.nodeid.removeprefix("tests/").startswith(_LONG)}
     items.sort(key=lambda item: (item.path not in slow, item.path not in long))
+
+
+def _leave_to_nightly(items: list[pytest.Item]) -> None:
+    """Marks the cases of `sampled` tests that the default suite leaves out: the same ones in every run."""
+    cases: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if sampled is not None and item.get_closest_marker("nightly") is None:
+            cases[item.nodeid.partition("[")[0], sampled.args[0]].append(item)
+    for (name, every), found in cases.items():
+        kept = random.Random(name).sample(range(len(found)), math.ceil(len(found) / every))
+        for index, item in enumerate(found):
+            if index not in kept:
+                item.add_marker(pytest.mark.nightly)
+
+
+def _draw_a_third(items: list[pytest.Item]) -> None:
+    """Of the examples that a property asks for; of few, all."""
+    for test in {item.function for item in items if isinstance(item, pytest.Function)}:
+        asked = getattr(test, "_hypothesis_internal_use_settings", None)  # there is no public way to change them
+        if asked is not None:
+            fewer = settings(asked, max_examples=min(asked.max_examples, max(8, asked.max_examples // 3)))
+            test._hypothesis_internal_use_settings = fewer
 
 
 def pytest_collection_finish() -> None:

@@ -54,6 +54,7 @@ def observed(name: str, backend: Backend) -> Any:
         return EXAMPLES[name].observe(load(name))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     [

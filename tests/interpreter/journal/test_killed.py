@@ -76,6 +76,7 @@ def kill_and_resume(seed: int, undisturbed: list[str], journal: Path) -> None:
         assert sum(len(places) for places in file.calls.values()) == PROGRAMS
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.filterwarnings("ignore::umbel.interpreter.journal.file.JournalWarning")
 def test_a_killed_batch_goes_on_without_paying_twice(seed: int, undisturbed: list[str], tmp_path: Path) -> None:

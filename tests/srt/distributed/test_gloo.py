@@ -68,6 +68,7 @@ def test_two_processes_give_the_tokens_of_one_with_graphs_and_without(
     assert first.logged == other.logged == []
 
 
+@pytest.mark.nightly
 def test_a_capture_that_fails_on_one_process_leaves_both_without_graphs(tmp_path: Path, truth: list[list[int]]) -> None:
     first, other = told_by_ranks(tmp_path, graphs=True, overlap=True, lacking=1)
     assert first.texts == truth

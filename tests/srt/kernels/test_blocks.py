@@ -144,6 +144,7 @@ def test_odd_sizes(library: ctypes.CDLL, isa: Isa, kind: str) -> None:
         assert bool((around[:, n:] == 7).all()), "nothing is written past the outputs"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", QUANTISED)
 def test_a_row_gives_the_same_bits_alone_in_a_batch_and_in_a_panel(library: ctypes.CDLL, kind: str) -> None:
     x, matrix = normal(150, 2304), PackedMatrix(library, [blocks(kind, 37, 2304)])

@@ -280,6 +280,7 @@ def test_thousands_of_tokens_that_nobody_uses_fill_no_shortlist(library: ctypes.
     assert head.counters.fallbacks == 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_number_of_threads_and_of_rows_changes_nothing(library: ctypes.CDLL, form: Format) -> None:
     head, x = head_of(library, normal(8200, 96), form), states(21, 96)  # so many tokens that a sample goes first
@@ -295,6 +296,7 @@ def test_the_number_of_threads_and_of_rows_changes_nothing(library: ctypes.CDLL,
 # ----------------------------------------------------------------------------------------------- draws
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize(
     "temperature", [0.6, 1.0, *(pytest.param(extreme, marks=pytest.mark.nightly) for extreme in (1e-9, 100.0))]
@@ -337,6 +339,7 @@ def masks(rows: int, vocab: int, share: float, *, seed: int = 5) -> dict[int, Al
     return {row: Allowed(None, words[row].copy()) for row in range(1, rows)}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize(
     ("share", "screen"),

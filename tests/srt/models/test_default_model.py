@@ -69,6 +69,7 @@ def test_logits_past_the_sliding_window_equal_those_of_transformers(runner: Torc
     assert relative_error(runner.forward(sequences.batch([Piece(0, 530, 10)])).values, expected) < 1e-4
 
 
+@pytest.mark.nightly
 def test_greedy_text_equals_that_of_transformers_generate(runner: TorchRunner, reference: Any) -> None:
     ids = prompt()
     generated = reference.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False, eos_token_id=None)[0]

@@ -101,6 +101,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 RUNS = [(case, kernels) for case in CASES for kernels in ("torch", "native")]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("case", "kernels"), RUNS)
 def test_texts_do_not_depend_on_the_schedule(case: str, kernels: Kernels) -> None:
     torch.set_num_threads(1)
@@ -110,6 +111,7 @@ def test_texts_do_not_depend_on_the_schedule(case: str, kernels: Kernels) -> Non
     assert_texts_do_not_depend_on_the_schedule(runner)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("case", "kernels", "seeds"),
     [
@@ -126,6 +128,7 @@ def test_guesses_change_no_text(case: str, kernels: Kernels, seeds: Sequence[int
     assert_guesses_change_no_text(runner, seeds)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("case", "kernels", "of_draft"),
     [

@@ -117,6 +117,7 @@ def test_a_call_after_guesses_finds_as_much_in_the_cache() -> None:
     assert cached[0] == cached[1] == 42
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "sampling",
     [

@@ -277,6 +277,7 @@ def test_a_ledger_counts_what_is_worth_saving() -> None:
     assert ledger.unsaved == 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("windows", WINDOWS, ids=str)
 @pytest.mark.parametrize(
     ("running", "chunk", "reuse"),

@@ -541,6 +541,7 @@ def without_fault(name: str, *, searches: bool) -> list[object]:
     return _alone[name, searches]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("names", [FEW_SETTINGS, pytest.param(list(SETTINGS), marks=pytest.mark.nightly)], ids=len)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.target}-{ROWS.index(row)}")
 def test_a_function_that_raises_for_one_row_ends_its_request_and_nothing_else(

@@ -42,6 +42,7 @@ def test_a_simulation_repeats_itself() -> None:
 COMPARED = [("mmlu_5shot", 12), ("react_agent", 4), ("hellaswag_20shot", 4), ("multi_turn_chat_short", 6)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("workload", "first", "replicas"),
     [
@@ -177,6 +178,7 @@ def test_a_slower_tier_brings_what_was_evicted(tier: str, coarse: bool) -> None:
     assert brought.first_token.mean < without.first_token.mean
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tiers", ["host=20000", "disk=8000", "host=2000,disk=10000,store=20000"])
 def test_coarse_is_near_exact_with_tiers(tiers: str) -> None:
     """Of fewer calls one prefix, found or not, would be half a point."""

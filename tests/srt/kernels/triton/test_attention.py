@@ -178,6 +178,7 @@ def test_captured_steps_of_long_prompts_attend_by_our_kernel(
 MIXED = [Sequence(40, 1), Sequence(9, 1), Sequence(30, 21), Sequence(0, 5), Sequence(60, 1, cached=True)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("dtype", "kv_dtype"), [
     (torch.bfloat16, torch.bfloat16),
     (torch.float16, torch.float16),

@@ -63,6 +63,7 @@ def attend(
     return results[0]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("without", WITHOUT)
 @pytest.mark.parametrize("geometry", [SMALL, AttentionGeometry(3, 1, 48)], ids=["group 2", "group 3"])
 def test_each_way_gives_what_torch_does(device: torch.device, without: str, geometry: AttentionGeometry) -> None:
@@ -75,6 +76,7 @@ def test_each_way_gives_what_torch_does(device: torch.device, without: str, geom
     torch.testing.assert_close(result, attend_reference(batch, pool, queries, None), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("heads", "layer"),
     [(4, LayerKV(2, 16, 16)), (21, LayerKV(1, 160, 144, latent=True))],
@@ -108,6 +110,7 @@ def test_rows_of_many_parts_are_merged_block_by_block(device: torch.device) -> N
     torch.testing.assert_close(result, attend_reference(batch, pool, queries, None), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_a_fused_merge_is_no_launch(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[str] = []
 
@@ -171,6 +174,7 @@ def test_steps_that_share_nothing_are_packed_as_without_queues() -> None:
     assert plans[0] == plans[1]
 
 
+@pytest.mark.nightly
 def test_three_levels_are_read_once_each(device: torch.device) -> None:
     batch, num_slots = three_levels(root=64, nodes=3, node=40, leaves=12, leaf=8)
     pool = pool_for(num_slots, SMALL, torch.float32, device)
@@ -212,6 +216,7 @@ def test_a_captured_step_shares_what_the_plan_says_when_it_is_replayed(device: t
         assert not plan.counters.any()
 
 
+@pytest.mark.nightly
 def test_each_program_finds_its_queue(device: torch.device) -> None:
     """Queues of items of few rows and of more, and programs without any."""
     batch, num_slots = fork(120, 20, 5)

@@ -72,6 +72,7 @@ def test_logits_that_are_no_numbers_choose_experts_that_there_are() -> None:
 ROUTINGS = [(1, 8, 2), (3, 4, 4), (37, 5, 2)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tiles", [SMALL_TILES, None], ids=["small", "chosen"])
 @pytest.mark.parametrize(
     ("tokens", "experts", "top_k", "dtype"),
@@ -94,6 +95,7 @@ def test_tokens_go_through_their_experts_as_in_torch(
     assert relative_error(actual, exact) < 1e-2
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("tokens", "experts", "top_k", "width", "dtype"),
     [
@@ -117,6 +119,7 @@ def test_few_tokens_go_through_their_experts_without_being_sorted(
     assert relative_error(actual, exact) < 1e-2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("tokens", [1, 21])
 @pytest.mark.parametrize("kind", ["clamped", "biased", "without gates"])

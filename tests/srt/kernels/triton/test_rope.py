@@ -44,6 +44,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("dtype", "normed", "shape"), CASES, ids=str)
 def test_heads_are_normed_turned_and_stored_as_in_torch(
     dtype: torch.dtype, normed: str, shape: tuple[int, int, int]
@@ -63,6 +64,7 @@ def test_heads_are_normed_turned_and_stored_as_in_torch(
     assert torch.equal(pools[1], expected_pools[1]), "values are copied"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("fraction", [0.0, 0.5, 0.75, 1.0])

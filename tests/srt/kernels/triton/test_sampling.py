@@ -134,6 +134,7 @@ LIMITS = [
 ]
 
 
+@pytest.mark.sampled(3)
 # With 4 candidates the search goes over the rows themselves.
 @pytest.mark.parametrize(("limits", "candidates"), [*zip(LIMITS, repeat(8192)), *zip(LIMITS[1::2], repeat(4))], ids=str)
 def test_limits_leave_the_same_tokens_in_the_race(limits: dict[str, float], candidates: int) -> None:
@@ -270,6 +271,7 @@ def test_no_draws_are_no_work() -> None:
     assert chooser.summarise(random(2, 50), np.array([], dtype=np.int64), 3).top_tokens.shape == (0, 3)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("vocab", "top"), [(20, 3), (700, 0), (700, 5), (700, 12), (9000, 20), (7, 20)])
 @pytest.mark.parametrize("candidates", [8192, 4])
 def test_normalisers_and_largest_logits_are_those_of_the_reference(vocab: int, top: int, candidates: int) -> None:

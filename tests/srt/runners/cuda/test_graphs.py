@@ -228,6 +228,7 @@ def test_what_graphs_read_and_write_stays_where_it_is() -> None:
     assert all(len(addresses) == 1 for addresses in seen.values())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma 4", "gemma 3n", "lfm2", "qwen 3.5"])
 @pytest.mark.parametrize("kv_dtype", [torch.float32, FLOAT8])
 def test_graphs_that_know_addresses_only_give_the_logits_of_steps_without_graphs(

@@ -79,6 +79,7 @@ def test_steps_kernel_by_kernel_give_the_logits_of_transformers() -> None:
     assert runner.facts()["graphs"] == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name", [name if name == "mimo 2" else pytest.param(name, marks=pytest.mark.nightly) for name in BORROWED]
 )

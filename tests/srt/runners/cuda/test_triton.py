@@ -73,6 +73,7 @@ def small(family: str, *, layers: int = 2) -> tuple[dict[str, Any], Tensors]:
     return tiny_model(family, num_hidden_layers=layers, sliding_window_pattern=2, **kinds)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("torch_prompts", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_chunks_of_a_long_prompt_attend_by_torch_without_a_graph(
     torch_prompts: bool, monkeypatch: pytest.MonkeyPatch
