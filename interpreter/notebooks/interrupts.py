@@ -55,10 +55,12 @@ class _Listener:
             self._close()
             self._open(loop)
         if self._sockets is not None:
-            before = signal.set_wakeup_fd(self._sockets[1].fileno(), warn_on_full_buffer=False)
-            if before not in (-1, self._sockets[1].fileno()):
+            ours = self._sockets[1].fileno()
+            before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
+            if before not in (-1, ours):
                 # of a loop that wakes by itself; the cell is cancelled, reads leave their runs alone
-                signal.set_wakeup_fd(before)
+                with contextlib.suppress(OSError, ValueError):  # it is closed: ours stays
+                    signal.set_wakeup_fd(before)
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -79,10 +81,15 @@ class _Listener:
         self._sockets = self._loop = None
         if sockets is None or loop is None:
             return
+        reading, writing = sockets
+        before = signal.set_wakeup_fd(-1)
+        if before not in (-1, writing.fileno()):
+            with contextlib.suppress(OSError, ValueError):
+                signal.set_wakeup_fd(before)
         if not loop.is_closed():
-            loop.remove_reader(sockets[0])
-        for end in sockets:
-            end.close()
+            loop.remove_reader(reading)
+        reading.close()
+        writing.close()
 
     def _hear(self) -> None:
         if self._sockets is None:

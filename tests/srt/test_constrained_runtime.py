@@ -245,6 +245,7 @@ args: name ("," name)*
 body: " " name ("+" name)*  "\\n"'''
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("budget", [1, 2, 16, 24, 32, 48])
 @pytest.mark.parametrize(
     ("grammar", "whole"),

@@ -539,6 +539,7 @@ def oracle() -> Iterator[Backend]:
     loop.streams.run(backend.close())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ORACLE)
 @pytest.mark.parametrize(
     "program", [agent, pytest.param(async_agent, marks=pytest.mark.nightly)], ids=["sync", "async"]

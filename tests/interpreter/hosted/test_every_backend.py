@@ -352,6 +352,7 @@ def test_every_example_that_takes_a_backend_is_looked_at():
     assert set(NAMES) - set(EXAMPLES) - seeing - calling == {"radix_replay", "semantic_search"}  # which have no program
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_variables_are_the_same_everywhere(name: str, capsys: pytest.CaptureFixture[str]):
     example = EXAMPLES[name]
@@ -455,6 +456,7 @@ def test_a_backend_that_is_dropped_ends_its_own_connections_alone(name: str, mad
     assert gone() is None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize("case", conformance.CASES, ids=conformance.name_of)
 def test_conforms(case: conformance.Case, name: str, made: dict[str, Callable[[], Backend]]):

@@ -511,8 +511,14 @@ def test_the_client_of_google_is_closed_with_its_backend_unless_it_was_given(
     if end == "closed":
         loop.streams.run(backend.close())
     del backend
-    gc.collect()
-    loop.streams.run(asyncio.sleep(0))  # after the closing, which was asked for before
+
+    async def collected() -> None:
+        """On the loop, which then holds nothing of the run any more."""
+        gc.collect()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    loop.streams.run(collected())
     assert client.closed == (0 if given else 1)
 
 

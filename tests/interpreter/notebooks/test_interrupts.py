@@ -1,6 +1,7 @@
 """What an interrupt of a notebook's kernel stops, at the moments that a real kernel meets seldom."""
 
 import asyncio
+import os
 import signal
 import sys
 from types import ModuleType
@@ -52,6 +53,38 @@ def test_a_read_without_a_signal_stops_nothing() -> None:
 
     asyncio.run(read())
     assert run.times == 0
+
+
+def test_each_loop_hears_its_own_signals() -> None:
+    """Sockets that were closed get no byte more: their descriptors may be those of files by then."""
+    runs = [Interrupted() for _ in range(3)]
+    held: list[int] = []
+    for run in runs:
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(cancelled_by_signal(run))
+        held += os.pipe()  # descriptors of the last loop's sockets, once they are closed
+    assert [run.times for run in runs] == [1, 1, 1]
+    for descriptor in held:
+        os.close(descriptor)
+
+
+def test_a_descriptor_of_others_that_is_closed_is_no_hindrance() -> None:
+    run = Interrupted()
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+
+    async def cell() -> None:
+        before = signal.set_wakeup_fd(writing)
+        os.close(writing)
+        try:
+            await cancelled_by_signal(run)
+        finally:
+            assert before != writing
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cell())
+    assert run.times == 1
+    os.close(reading)
 
 
 def test_a_signal_between_two_reads_of_a_cell_stops_the_second() -> None:

@@ -174,6 +174,7 @@ def part_of(
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_texts_of_the_cuda_engine_on_two_ranks_are_those_of_one(overlap: bool, graphs: bool) -> None:

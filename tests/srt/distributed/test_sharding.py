@@ -74,6 +74,7 @@ def in_torch(config: dict[str, Any], tensors: Tensors, **options: Any) -> TorchR
     return runner
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_together_give_the_logits_of_one(case: str, ranks: int) -> None:

@@ -100,6 +100,7 @@ print(spent, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, labels
 _ALWAYS = ("maps in a field of many", "token ids")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     [

@@ -245,6 +245,7 @@ def native_if(kernels: Kernels, case: tuple[str, dict[str, Any]]) -> tuple[str, 
 RUNS = [(case, kernels) for case in CASES for kernels in ("torch", "native")]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("case", "kernels"), RUNS)
 def test_logits_equal_those_of_transformers_however_the_prompts_are_cut(case: str, kernels: Kernels) -> None:
     model_type, changes = native_if(kernels, CASES[case])

@@ -171,6 +171,7 @@ def test_every_row_is_what_the_definition_gives(
         assert sample(logits[row : row + 1], alone) == [truth], "a row does not depend on its batch"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "sampling",
     [

@@ -88,6 +88,7 @@ def test_a_text_without_any_choice_takes_no_step_at_all() -> None:
     assert ending.forced_tokens == ending.completion_tokens == len(encode("the only one"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("jump_forward", [True, False])
 @pytest.mark.parametrize("allowed", [FORM, ANSWERS, ("a", "ab" * 10, "abc"), ("", "a", "ab" * 5)])
 def test_the_text_is_complete_at_every_budget(jump_forward: bool, allowed: tuple[str, ...]) -> None:
