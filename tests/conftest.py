@@ -46,8 +46,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # pytest_collection_finish.
 gc.disable()
 
-settings.register_profile("same-examples", derandomize=True)
-settings.register_profile("nightly", derandomize=False, print_blob=True)
+settings.register_profile("same-examples", derandomize=True, deadline=None)
+settings.register_profile("nightly", derandomize=False, deadline=None, print_blob=True)
 settings.load_profile("same-examples")
 
 

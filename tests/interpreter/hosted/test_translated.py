@@ -20,6 +20,8 @@ from umbel.interpreter.fakes.server import Exchange, HttpRequest, Server
 from umbel.lang.protocol import ConstraintSpec
 from umbel.testing import FakeOpenAI
 
+from ... import conformance
+
 PICTURE = b"\x89PNG\r\n\x1a\n" + b"\0" * 16
 
 
@@ -507,7 +509,13 @@ def test_the_client_of_google_is_closed_with_its_backend_unless_it_was_given(
     library.Client = lambda **_: client
     monkeypatch.setitem(sys.modules, "google.genai", library)
     backend = ul.Gemini("m", api_key="k", client=client if given else None)
-    assert ask.run("Capital?", backend=backend)["answer"] == "Paris"
+
+    async def used(backend: ul.Gemini) -> None:
+        """Without a run, which timers that were cancelled keep for a while."""
+        await backend.start()
+        await conformance.generate(backend, conformance.request())
+
+    loop.streams.run(used(backend))
     if end == "closed":
         loop.streams.run(backend.close())
     del backend
