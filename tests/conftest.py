@@ -69,8 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _leave_to_nightly(items)
-    if settings.get_current_profile_name() == "same-examples":
-        _draw_a_third(items)
+    _share_examples(items, nightly=settings.get_current_profile_name() == "nightly")
     slow = {item.path for item in items if item.get_closest_marker("processes") or item.get_closest_marker("model")}
     long = {item.path for item in items if item.nodeid.removeprefix("tests/").startswith(_LONG)}
     items.sort(key=lambda item: (item.path not in slow, item.path not in long))
@@ -90,11 +89,18 @@ def _leave_to_nightly(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.nightly)
 
 
-def _draw_a_third(items: list[pytest.Item]) -> None:
-    """Of the examples that a property asks for; of few, all."""
-    for test in {item.function for item in items if isinstance(item, pytest.Function)}:
-        asked = getattr(test, "_hypothesis_internal_use_settings", None)  # there is no public way to change them
-        if asked is not None:
+def _share_examples(items: list[pytest.Item], *, nightly: bool) -> None:
+    """Lets properties draw a third of the examples that they ask for, of few all. The nightly group runs all of them."""
+    properties = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item.function, "_hypothesis_internal_use_settings"):
+            properties[item.function].append(item)
+    for test, cases in properties.items():
+        if nightly:
+            for item in cases:
+                item.add_marker(pytest.mark.nightly)
+        else:
+            asked = test._hypothesis_internal_use_settings  # there is no public way to change them
             fewer = settings(asked, max_examples=min(asked.max_examples, max(8, asked.max_examples // 3)))
             test._hypothesis_internal_use_settings = fewer
 
