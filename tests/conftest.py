@@ -90,7 +90,7 @@ def _leave_to_nightly(items: list[pytest.Item]) -> None:
 
 
 def _share_examples(items: list[pytest.Item], *, nightly: bool) -> None:
-    """Lets properties draw a third of the examples that they ask for, of few all. The nightly group runs all of them."""
+    """Lets properties draw a third of the examples that they ask for, of few all; the nightly group runs all."""
     properties = defaultdict(list)
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item.function, "_hypothesis_internal_use_settings"):
