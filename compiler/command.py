@@ -31,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         graph = _graph(options)
         rewritten = passes.rewrite(graph, options.passes, keep=options.keep, independent=options.independent)
         _write(rewritten, options)
+    except BrokenPipeError:
+        raise
     except (UmbelError, OSError) as error:
         _show(shortened(str(error), MAX_MESSAGE), error)
         return 1

@@ -1,6 +1,7 @@
 """The command `umbel`: finds the command of a command line and runs it. `terminal/commands.py` has the table."""
 
 import os
+import select
 import sys
 from collections.abc import Sequence
 from itertools import takewhile
@@ -17,7 +18,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line. Returns the exit status; errors of umbel are printed without a traceback."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        return _run(given)
+        status = _run(given)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes nowhere
+        return 0
     except UmbelError as error:
         text = f"umbel: {type(error).__name__}: {error}"
         print("\n  ".join([text, *getattr(error, "__notes__", ())]), file=sys.stderr)
@@ -30,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(given: Sequence[str]) -> int:
     match given:
         case [] | ["help"] | ["-h" | "--help", *_]:
-            return _print(front_page())
+            print(front_page())
+            return 0
         case ["--version" | "-V" | "version", *_]:
             print(f"umbel {__version__}")
             return 0
@@ -41,15 +50,17 @@ def _run(given: Sequence[str]) -> int:
     if command is None:
         return refuse_command(word)
     if any(argument in _HELP for argument in takewhile(lambda argument: argument != "--", rest)):
-        return _print(page_of(command))
+        print(page_of(command))
+        return 0
     if any(argument.startswith("--") for argument in rest) and word != "run":  # what follows a file is the file's
         check_options(command.parser(), rest)
     return command.main(rest)
 
 
-def _print(page: str) -> int:
-    try:
-        print(page, flush=True)
-    except BrokenPipeError:  # the reader has seen enough, such as `head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+def _reader_is_gone() -> bool:
+    """Returns whether the reader of a pipe has seen enough, such as `head`; a broken pipe may be another one."""
+    if not hasattr(select, "poll"):
+        return True
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))

@@ -7,7 +7,7 @@ copy for a branch costs the same however long the text is.
 from dataclasses import dataclass, replace
 
 from ..lang.caching import COUNTED_MARKS, CacheMark, Caching
-from ..lang.chat_template import ChatTemplate, Turn
+from ..lang.chat_template import ChatTemplate, Turn, written_by
 from ..lang.errors import TemplateError
 from ..lang.prompt import EMPTY, Media, Part, Private, Prompt, Source, SourceKind, Text
 
@@ -52,8 +52,9 @@ class Position:
 
     def open_turn(self, template: ChatTemplate, role: str, source: Source | None = None) -> tuple[Part, ...]:
         """Begins a block. Returns the scaffolding that was appended."""
-        scaffolding = template.open(self.turns, role)
-        deferred = not template.shows((*self.turns, Turn(role, ""))) if role != "assistant" else False
+        with written_by(None if source is None else source.place):
+            scaffolding = template.open(self.turns, role)
+            deferred = role != "assistant" and not template.shows((*self.turns, Turn(role, "")))
         if deferred and self.coming_private:
             raise TemplateError(
                 f"the chat template writes the turn before private() and a {role} turn together with the next turn, so "
@@ -82,7 +83,8 @@ class Position:
         self.turns = (*self.turns, Turn(turn.role, content))
         self.turn = None
         self.owed = turn.deferred is not None
-        scaffolding = () if self.owed else template.close(self.turns)
+        with written_by(None if source is None else source.place):
+            scaffolding = () if self.owed else template.close(self.turns)
         self._scaffold(scaffolding, turn.role, source)
         return scaffolding
 

@@ -18,7 +18,9 @@ import asyncio
 import difflib
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime
 from functools import cache, cached_property
 from os import PathLike
@@ -27,7 +29,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from . import checks
 from .errors import ParameterError, TemplateError
-from .prompt import Part, Text
+from .prompt import Part, Place, Text
 from .templates.formats import CHATML, NAMES, source_of
 
 if TYPE_CHECKING:
@@ -57,6 +59,18 @@ _PLAIN_STOPS = ("\nUSER:", "\nASSISTANT:", "\nSYSTEM:")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_line: ContextVar[Place | None] = ContextVar("umbel.line_of_a_turn", default=None)
+
+
+@contextmanager
+def written_by(line: Place | None) -> Iterator[None]:
+    """Names the line of the program whose turn is written in the block: warnings are about that line."""
+    token = _line.set(line)
+    try:
+        yield
+    finally:
+        _line.reset(token)
 
 
 class TemplateWarning(UserWarning):
@@ -660,7 +674,11 @@ class ChatTemplate:
     def _warn(self, message: str) -> None:
         if message not in self._warned:
             self._warned.add(message)
-            warnings.warn(message, TemplateWarning, stacklevel=3)
+            line = _line.get()
+            if line is None:
+                warnings.warn(message, TemplateWarning, stacklevel=3)
+            else:
+                warnings.warn_explicit(message, TemplateWarning, line.file, line.number)
 
 
 def chat_template_by_name(name: str) -> ChatTemplate:

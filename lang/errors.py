@@ -293,7 +293,7 @@ class ConnectionLostError(BackendError, ConnectionError):
         ...         ul.OpenAI("gpt-4o", max_retries=0, **where)("Why?", max_tokens=8)
         ...     except ul.ConnectionLostError as error:
         ...         print(error)
-        openai gpt-4o: no connection to 127.0.0.1, or it was lost; check base_url
+        openai gpt-4o: no connection to http://127.0.0.1:..., or it was lost; check base_url, and that the server runs
     """
 
 

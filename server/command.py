@@ -1,6 +1,6 @@
 """`umbel serve`: one process with an HTTP server and a runtime under it.
 
-    umbel serve --model NAME --port 30000 --api-key team=SECRET --config serve.toml
+    umbel serve NAME --port 30000 --api-key team=SECRET --config serve.toml
 
 The socket is bound first, so that a taken port is an error at once and `/health` answers while the model is loaded. The
 server is ready when a real token came. Ctrl-C or SIGTERM drains it: it takes no new requests, lets streams end, and
@@ -164,6 +164,8 @@ def read_settings(
         ParameterError: an unknown name or a wrong value in the file.
     """
     given = vars(parser.parse_args(arguments))
+    if (named := given.pop("named", None)) is not None and given.setdefault("model", named) != named:
+        raise ParameterError(f"MODEL is {named!r}, and --model is {given['model']!r}; write one of them")
     fields = {field.name for field in msgspec.structs.fields(kind)}
     settings = _read_file(given.pop("config", None), fields)
     for name, value in given.items():
@@ -224,11 +226,12 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     made = argparse.ArgumentParser(
         prog="umbel serve",
-        usage="umbel serve [--model NAME] [--port PORT] [options]",
+        usage="umbel serve [MODEL] [--port PORT] [options]",
         description="Serves a model, and programs, over HTTP: the APIs of OpenAI and Anthropic, and umbel's own.",
         epilog="Everything can stand in a TOML file: host, port, keys, the tables [runtime] and [limits].",
         argument_default=argparse.SUPPRESS,
     )
+    made.add_argument("named", nargs="?", metavar="MODEL", help="the same as --model MODEL; default: Gemma 3 270M")
     add_shared_options(made)
     made.add_argument("--tcp", metavar="ADDRESS", help="let programs on other machines join at tcp://HOST:PORT")
     made.add_argument("--tcp-key", metavar="FILE", help="with --tcp: the key file of this server; see umbel keys")

@@ -459,7 +459,7 @@ class Unreachable:
         ...         ul.OpenAI("gpt-4o", connect_timeout=0.05, max_retries=0, **where)("Why?")
         ...     except ul.ConnectionLostError as error:
         ...         print(error)
-        openai gpt-4o: no connection to 127.0.0.1 in time
+        openai gpt-4o: no connection to http://127.0.0.1:... in time
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,6 @@
-"""The pytest fixture `umbel_journal`: programs of a test are recorded once, and replayed without a model from then on.
+"""Gives pytest the fixture `umbel_journal`, and tracebacks without frames of umbel.
+
+Programs of a test are recorded once, and replayed without a model from then on:
 
     def test_capital(umbel_journal):
         backend = umbel_journal.backend(lambda: ul.OpenAI("gpt-4o"))
@@ -11,9 +13,13 @@ what happens to it:
     none    files are replayed, and a test without one fails: for CI
     new     files are replayed; calls that are not in them are made, and appended
     all     files are recorded afresh
+
+A test that fails by an error of umbel's, or of a program's own, shows the lines of the test and of the program;
+`pytest --full-trace` shows those between. An error that umbel itself has made keeps them.
 """
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
     from .use import JournalUse
 
 FOLDER = "journals"
+_ROOT = __name__.partition(".")[0]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,6 +41,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="once",
         help="what umbel_journal records: once (new files; default), none (for CI), new (missing calls), all (afresh)",
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: "pytest.CallInfo[None]") -> None:
+    """Hides the frames of umbel, but in its own tests."""
+    package = sys.modules.get(_ROOT)
+    if call.excinfo is None or package is None or item.config.rootpath == Path(str(package.__file__)).parent:
+        return
+    for name, module in tuple(sys.modules.items()):
+        if name.partition(".")[0] == _ROOT:
+            vars(module).setdefault("__tracebackhide__", _hides)
+
+
+def _hides(error: "pytest.ExceptionInfo[BaseException]") -> bool:
+    """Returns whether the frames of umbel tell nothing of this error: it was meant, or raised by the user's code."""
+    from ...lang.errors import UmbelError
+
+    raised_in = str(error.traceback[-1].frame.f_globals.get("__name__"))
+    return isinstance(error.value, UmbelError) or raised_in.partition(".")[0] != _ROOT
 
 
 class JournalOfTest:

@@ -298,7 +298,8 @@ class Chat:
 
 def _counted(usage: Usage) -> str:
     cached = f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens came from the cache"
-    return f"{usage.calls} answers of {usage.completion_tokens} tokens; {cached}"
+    answers = "1 answer" if usage.calls == 1 else f"{usage.calls} answers"
+    return f"{answers} of {usage.completion_tokens} tokens; {cached}"
 
 
 def _newline_after(shown_so_far: Sequence[str]) -> str:

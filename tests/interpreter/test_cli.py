@@ -1,5 +1,6 @@
 """The command `umbel`, in this process and on the oracle or Echo."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,30 @@ def test_python_m_umbel_is_the_command() -> None:
     command = [sys.executable, "-m", "umbel", "--version"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ended.stdout == f"umbel {ul.__version__}\n"
+
+
+@pytest.mark.parametrize("words", [["fsm", "[0-9]{4}"], ["--help"], ["serve", "--help"]], ids=" ".join)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_seen_enough_ends_the_output_silently(words: list[str], unbuffered: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-m", "umbel", *words]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_pipe_that_breaks_elsewhere_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def breaking(given: object) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("umbel.interpreter.cli._run", breaking)
+    monkeypatch.setattr("sys.stdout", sys.__stdout__)
+    with pytest.raises(BrokenPipeError):
+        main(["models"])
 
 
 def test_keys_are_printed_and_listed(

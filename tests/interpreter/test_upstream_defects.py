@@ -268,9 +268,10 @@ def test_11_a_missing_chat_template_is_said_loudly() -> None:
         s += ul.user("hello") + ul.assistant(ul.gen("x"))
 
     backend = Echo([" hi"], chat_template=ChatTemplate(None, name="a base model"))
-    with pytest.warns(TemplateWarning, match="a base model has no chat template"):
+    with pytest.warns(TemplateWarning, match="a base model has no chat template") as told:
         text = program.run(backend=backend, timeout=PATIENCE).text()
     assert text == "USER: hello\nASSISTANT: hi\n"
+    assert (told[0].filename, told[0].lineno) == (__file__, program.body.function.__code__.co_firstlineno + 2)
 
 
 # 12 --------------------------------------------------------------------------------------------

@@ -48,6 +48,12 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     assert settings.keys == {"team": "sk-one", "other": "sk-two"}
 
 
+def test_the_model_may_stand_alone() -> None:
+    assert settings_of(["oracle", "--port", "0"], {}).runtime == settings_of(["--model", "oracle"], {}).runtime
+    with pytest.raises(ParameterError, match="MODEL is 'a', and --model is 'b'; write one of them"):
+        settings_of(["a", "--model", "b"], {})
+
+
 def test_gpus_are_chosen_and_shared_on_the_command_line() -> None:
     given = ["--device", "cuda:1", "--memory-share", "0.45", "--chunk-size", "2048", "--max-running", "auto"]
     runtime = settings_of(given, {}).runtime

@@ -95,8 +95,12 @@ def test_a_copy_of_a_repository_with_the_same_commits_is_kept(
 
 def test_one_file_of_a_repository_is_removed_alone(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
     main(["pull", "org/tiny-GGUF:F32", "org/tiny-GGUF:Q4_0"])
+    assert main(["rm", "org/tiny-GGUF", "--yes"]) == 1
+    assert "write one of them: org/tiny-GGUF:F32, org/tiny-GGUF:Q4_0" in capsys.readouterr().err
     assert main(["rm", "org/tiny-GGUF:Q4_0", "--yes"]) == 0
     assert set(listed(capsys)) == {"org/tiny-GGUF:F32"}
+    assert main(["rm", "org/tiny-GGUF", "--yes"]) == 0
+    assert listed(capsys) == {}
 
 
 def test_the_table_has_every_place_and_says_why_a_model_does_not_run(

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from ....lang.errors import (
     BackendError,
@@ -57,6 +58,9 @@ class Transient(Exception):
         self.error, self.reason, self.retry_after = error, reason, retry_after
 
 
+_THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
+
+
 @dataclass(frozen=True, slots=True)
 class Provider:
     """A provider, for messages.
@@ -66,12 +70,14 @@ class Provider:
         host: where requests go.
         key_from: how the user gives the key: "api_key= or OPENAI_API_KEY".
         secrets: texts that no message may contain.
+        address: where requests go, as it was given; "" for the provider's own.
     """
 
     name: str
     host: str
     key_from: str
     secrets: tuple[str, ...]
+    address: str = ""
 
     def __repr__(self) -> str:
         return f"Provider({self.name!r}, {self.host!r})"
@@ -171,14 +177,21 @@ class Provider:
             how = "was silent for too long in the middle of its answer" if slow else "closed it before its end"
             return ConnectionLostError(f"{self.name}: an answer of {self.host} ended too early: the server {how}")
         if "ConnectTimeout" in names:
-            return Transient(ConnectionLostError(f"{self.name}: no connection to {self.host} in time"), "connect")
+            return Transient(ConnectionLostError(f"{self.name}: no connection to {self._where} in time"), "connect")
         if slow:
             return Transient(
                 ConnectionLostError(f"{self.name}: {self.host} did not begin an answer within first_byte_timeout"),
                 "timeout",
             )
-        lost = ConnectionLostError(f"{self.name}: no connection to {self.host}, or it was lost; check base_url")
+        check = "check base_url, and that the server runs" if self.host in _THIS_MACHINE else "check base_url"
+        lost = ConnectionLostError(f"{self.name}: no connection to {self._where}, or it was lost; {check}")
         return Transient(lost, "connect")
+
+    @property
+    def _where(self) -> str:
+        """The host with its port. Not the path, of which a key may be part."""
+        parts = urlsplit(self.address)
+        return f"{parts.scheme}://{parts.netloc}" if parts.netloc else self.host
 
 
 def _causes(error: BaseException) -> list[BaseException]:

@@ -74,7 +74,7 @@ class Gemini(GoogleModel):
         if client is None and not key:
             raise ParameterError("Gemini() has no key; write api_key=..., or set GEMINI_API_KEY or GOOGLE_API_KEY")
         where: Fields = {"api_key": key, "vertexai": False}
-        host = _HOST
+        address, host = "", _HOST
         if base_url is not None:
             address, host = checked_address("base_url", base_url, f"https://{_HOST}")
             where["http_options"] = {"base_url": address}
@@ -85,7 +85,7 @@ class Gemini(GoogleModel):
         key_from = "api_key=, GEMINI_API_KEY or GOOGLE_API_KEY"
         super().__init__(
             model,
-            Provider(f"gemini {model}", host, key_from, secrets_of(key, {})),
+            Provider(f"gemini {model}", host, key_from, secrets_of(key, {}), address),
             options,
             where=where,
             profile=profile,

@@ -121,7 +121,7 @@ class Ollama(TranslatedBackend):
             num_ctx = checks.integer("num_ctx", num_ctx, 1, _MOST_CONTEXT, "a number of tokens")
             fields["options"] = {"num_ctx": num_ctx}
         self._fields, self._num_ctx = fields, num_ctx
-        provider = Provider(f"ollama {model}", host, "default_headers=", secrets_of("", self._headers))
+        provider = Provider(f"ollama {model}", host, "default_headers=", secrets_of("", self._headers), self._address)
         super().__init__(model, provider, options, profile=checked_chat_profile("Ollama", profile))
         self.use_profile(self._planner.profile, num_ctx)
 

@@ -153,12 +153,21 @@ class Removal:
 def removal_of(name: str, places: ModelPlaces) -> Removal:
     """Finds what to delete for a model that `umbel models` lists.
 
+    Args:
+        name: as in the list; the name of a repository without its file, if it has one file there.
+
     Raises:
         ModelError: it is not listed, belongs to another program that has to remove it, or is a package.
     """
     if name in DEFAULT_NAMES:
         raise ModelError(f"{name} is a package; run: pip uninstall {_PACKAGES}")
-    for model in found_models(places):
+    found = list(found_models(places))
+    if not any(name == model.name for model in found):
+        files = [model.name for model in found if model.place == IN_HUB and model.name.partition(":")[0] == name]
+        if len(files) > 1:
+            raise ModelError(f"{name} has several files here; write one of them: {', '.join(files)}")
+        name = files[0] if files else name
+    for model in found:
         if name not in (model.name, model.name.removesuffix(":latest")):
             continue
         if model.place == IN_OLLAMA:

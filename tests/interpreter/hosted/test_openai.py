@@ -332,7 +332,7 @@ def test_a_server_without_a_list_is_taken_at_its_word(status):
         (listing(), RequestError, "it has none at all"),
         (http.Response(401, json={"error": {"message": "no"}}), RequestError, "refused the key"),
         (http.Response(200, html="<html>"), RequestError, "text/html where a list of models .*ends in /v1"),
-        (http.ConnectError("no"), ConnectionLostError, "no connection to h.*check base_url"),
+        (http.ConnectError("no"), ConnectionLostError, "no connection to http://h, or it was lost; check base_url"),
     ],
 )
 def test_what_is_wrong_shows_at_the_start(reply, kind, words):

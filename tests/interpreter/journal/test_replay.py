@@ -186,3 +186,41 @@ def test_a_changed_program_fails_its_test_until_it_is_recorded_again(
     assert project("--umbel-record=all")[0] == 0
     program.write_text(PROGRAM.replace("Be brief.", "Be long."))
     assert project("--umbel-record=none")[0] == 1
+
+
+FAILING = """
+import program
+import umbel as ul
+from umbel.lang import checks
+
+
+@ul.function
+def raising(s):
+    s += "a" + ul.gen("x", max_tokens=4)
+    raise ValueError("of the program")
+
+
+def test_an_error_of_a_model():
+    program.review.run("a book", backend=ul.Echo(faults=ul.FailCall(1, ul.OverloadedError("busy"))))["mark"]
+
+
+def test_an_error_of_a_program():
+    raising.run(backend=ul.Echo())
+
+
+def test_a_defect_of_umbel():
+    eval("(lambda: 1 / 0)()", vars(checks))
+"""
+
+
+@pytest.mark.processes
+def test_failures_show_the_lines_of_test_and_program(project: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    (tmp_path / "test_program.py").write_text(FAILING)
+    code, printed = project()
+    assert code == 1
+    assert "test_program.py:14: OverloadedError" in printed
+    assert "test_program.py:10: ValueError" in printed
+    assert "interpreter" not in printed
+    assert "<string>:1: ZeroDivisionError" in printed
+    code, printed = project("--full-trace")
+    assert "interpreter" in printed

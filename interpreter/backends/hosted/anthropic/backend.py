@@ -144,7 +144,8 @@ class Anthropic(HostedBackend[CachingClient]):
         address, host = checked_address("base_url", given_url, ADDRESS)
         headers = checked_headers(options.get("default_headers"))
         name = f"anthropic {model}"
-        super().__init__(Provider(name, host, "api_key= or ANTHROPIC_API_KEY", secrets_of(key, headers)), options)
+        provider = Provider(name, host, "api_key= or ANTHROPIC_API_KEY", secrets_of(key, headers), address)
+        super().__init__(provider, options)
         self.model = model
         self.profile = profile or profile_of(model)
         self._composer = Composer(name, model, self.profile, may_ignore)

@@ -342,7 +342,13 @@ class OpenAI(OpenAIDialect["AsyncOpenAI"]):
         self._detects = detects and not self._endpoint.is_openai and self._endpoint.azure is None
         super().__init__(
             model,
-            Provider(name, self._endpoint.host, self._endpoint.key_from, self._endpoint.secrets),
+            Provider(
+                name,
+                self._endpoint.host,
+                self._endpoint.key_from,
+                self._endpoint.secrets,
+                self._endpoint.address,
+            ),
             options,
             profile=self._first_profile(profile, model),
             mode="completion" if mode == "auto" and chat_template is not None else mode,

@@ -160,7 +160,8 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
             checks.plain(base_url).rstrip("/").removesuffix("/v1"), api_key, options.get("default_headers")
         )
         name = f"endpoint {self._endpoint.host}"
-        super().__init__(Provider(name, self._endpoint.host, "api_key=", self._endpoint.secrets), options)
+        provider = Provider(name, self._endpoint.host, "api_key=", self._endpoint.secrets, self._endpoint.address)
+        super().__init__(provider, options)
         self._session.routing_key_header = checked_header_name("routing_key_header", routing_key_header)
         self._name = name
         self._options = options
