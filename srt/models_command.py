@@ -1,7 +1,9 @@
 """The commands umbel pull, umbel models and umbel rm."""
 
 import argparse
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -137,19 +139,12 @@ def _print_converted(removals: Sequence[Removal]) -> None:
 
 
 def _print_models(models: Sequence[InstalledModel]) -> None:
-    import rich.console
-    import rich.table
-
-    table = rich.table.Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("name", overflow="fold")  # it is copied
-    table.add_column("size", justify="right", no_wrap=True)
-    for column in ("format", "context", "family", "runs"):
-        table.add_column(column, justify="right" if column == "context" else "left")
+    rows = []
     for model in models:
         context = f"{model.context:,}" if model.context is not None else ""
         size, runs = gigabytes(model.found.size), _RUNS[model.support.by]
-        table.add_row(model.found.name, size, model.format, context, model.family, runs)
-    rich.console.Console().print(table)
+        rows.append((model.found.name, size, model.format, context, model.family, runs))
+    _print_rows(("name", "size", "format", "context", "family", "runs"), rows, right=("size", "context"))
     remarks = [(model.found, model.support.reason or model.note) for model in models]
     for found, remark in remarks:
         if remark:
@@ -187,16 +182,35 @@ def _print_families(*, as_json: bool) -> None:
 
 
 def _print_table(rows: Sequence[FamilySupport]) -> None:
-    import rich.console
-    import rich.table
-
-    table = rich.table.Table("family", "model types", "runs", box=None, header_style="bold", pad_edge=False)
-    for row in rows:
-        table.add_row(row.name, ", ".join(row.model_types), row.support.by.value)
-    rich.console.Console().print(table)
+    cells = [(row.name, ", ".join(row.model_types), row.support.by.value) for row in rows]
+    _print_rows(("family", "model types", "runs"), cells)
     for row in rows:
         if row.support.reason:
             print(f"{row.name}: {row.support.reason}")
+
+
+def _print_rows(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
+    """Prints a table. Where the terminal is narrower, a row is its first cell, which is copied, and the others below.
+
+    Args:
+        header: of the columns.
+        rows: of cells.
+        right: columns of numbers.
+    """
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    screen = shutil.get_terminal_size().columns
+    if sys.stdout.isatty() and sum(widths) + 2 * (len(widths) - 1) > screen:
+        for first, *others in rows:
+            named = " · ".join(f"{name} {cell}" for name, cell in zip(header[1:], others, strict=True) if cell)
+            print(first)
+            print(textwrap.fill(named, screen, initial_indent="  ", subsequent_indent="  "))
+        return
+    for cells in (header, *rows):
+        aligned = [
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for name, cell, width in zip(header, cells, widths, strict=True)
+        ]
+        print("  ".join(aligned).rstrip())
 
 
 def _print_json(content: object) -> None:

@@ -142,6 +142,22 @@ def test_the_table_has_every_place_and_says_why_a_model_does_not_run(
     assert not (tmp_path / ".lmstudio/models/publisher/cut").exists()
 
 
+def test_names_are_whole_in_a_narrow_terminal(
+    hub: FakeHub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["pull", "org/tiny-GGUF:F32"])
+    monkeypatch.setenv("COLUMNS", "30")
+    capsys.readouterr()
+    assert main(["models"]) == 0  # a pipe gets the table
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(["models"]) == 0
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first == "org/tiny-GGUF:F32"
+    assert "format GGUF F32" in " ".join(map(str.strip, others))
+    assert max(map(len, others)) <= 30
+
+
 def test_nothing_is_removed_without_an_answer_nor_what_is_another_programs(
     hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
