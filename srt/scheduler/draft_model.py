@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.slot_allocator import Slots
-from ..core.batch import Allowed, Batch, Logits, RowNeed, RowRequests, Runner
+from ..core.batch import DUMMY_SLOT, Allowed, Batch, Logits, RowNeed, RowRequests, Runner
 from ..core.instruments import Clock
 from ..multimodal.sequence import NO_PICTURES
 from ..sampling.sampler import Sampler, draw_keys, draws_of, inverse_temperature
@@ -41,12 +41,14 @@ class DraftPass(NamedTuple):
 
 @dataclass(slots=True)
 class _Text:
-    """A text that is drafted. `first`: its first token without a key; `end`: of the rows of the first pass."""
+    """A text that is drafted. `first`: its first token without a key; `end`: of the rows of the first pass; `has_keys`:
+    all its tokens have theirs, and the first pass repeats the last one to choose after it."""
 
     request: Request
     count: int  # tokens to guess
     first: int = 0
     end: int = 0
+    has_keys: bool = False
     found: list[int] = field(default_factory=list)
     allowed: Allowed | None = None  # the tokens that its next pass may choose; None: all
 
@@ -173,7 +175,9 @@ class DraftModel:
         """Plans the rows of a text in the first pass: its missing tokens, and always its last one; `rows` at most."""
         request = text.request
         text.count = min(text.count, self._runner.context_length - request.length)
-        text.first = min(request.length - len(self._mark(request, request.length)), request.length - 1)
+        missing = len(self._mark(request, request.length))
+        text.has_keys = missing == 0
+        text.first = request.length - max(1, missing)
         text.end = min(text.first + rows, request.length)
         self._drafted[request.slots(text.end, request.length)] = False
 
@@ -214,14 +218,17 @@ class DraftModel:
                 ranges.append((text.first, text.end))
                 token_ids.append(text.request.tokens[text.first : text.end])
         slots = tuple(text.request.slots(0, end) for text, (_, end) in zip(texts, ranges, strict=True))
+        # Texts that are equal so far share the slot of their last token, whose key one of them writes.
+        writes = [
+            np.full(1, DUMMY_SLOT) if text.has_keys and not text.found else own[start:]
+            for text, own, (start, _) in zip(texts, slots, ranges, strict=True)
+        ]
         starts, ends = np.array(ranges, dtype=np.int64).T
         last_rows = np.cumsum(ends - starts) - 1
         return Batch(
             token_ids=np.concatenate(token_ids).astype(np.int64),
             positions=np.concatenate([np.arange(start, end, dtype=np.int64) for start, end in ranges]),
-            write_slots=np.concatenate([own[start:] for own, (start, _) in zip(slots, ranges, strict=True)]).astype(
-                np.int64
-            ),
+            write_slots=np.concatenate(writes).astype(np.int64),
             query_lengths=(ends - starts).astype(np.int32),
             prefix_lengths=starts.astype(np.int32),
             slots=slots,

@@ -144,6 +144,17 @@ def test_texts_of_other_layers_equal_those_without_cache(
     assert engine.count("guess_failures") == 0
 
 
+def test_texts_that_are_equal_so_far_write_the_key_of_their_last_token_once() -> None:
+    draft = Draft(vocabulary=TOKENIZER.vocab_size)
+    engine = constrained.machine(
+        guesser=drafting(draft, vocabulary=TOKENIZER.vocab_size), max_step_tokens=3, max_running=2, constraint_fuel=7
+    )
+    sampling = SamplingParams(temperature=0.0, max_tokens=2, seed=0)
+    arrival = constrained.Arrival(0, 0, 0, sampling, heal=False, stream=False, abort_after=None)
+    constrained.judge(engine, constrained.drive(engine, [arrival, arrival]))
+    assert (engine.count("guess_failures"), len(draft.passes) > 0) == (0, True)
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(config=constrained.configs, events=st.lists(constrained.arrivals, min_size=1, max_size=10), wrong=wrongs)
 def test_constrained_texts_are_those_that_their_requests_would_get_alone(
