@@ -301,6 +301,11 @@ class Run:
             )
 
 
+def in_a_body() -> bool:
+    """Returns whether this thread or task runs the body of a program."""
+    return bool(_inside.get())
+
+
 def ending(error: BaseException) -> BaseException:
     """Returns the error that reads of a run raise after its body, or a wait for it, ended with `error`."""
     if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
