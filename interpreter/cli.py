@@ -3,8 +3,10 @@
 import os
 import select
 import sys
+import traceback
 from collections.abc import Sequence
 from itertools import takewhile
+from types import TracebackType
 
 from ..lang import __version__
 from ..lang.errors import UmbelError
@@ -33,6 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2 if command is not None and command.judges else 1
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        own = _of_the_file(error)
+        if own is None:
+            raise
+        traceback.print_exception(error.with_traceback(own[0]))
+        return 1
 
 
 def _run(given: Sequence[str]) -> int:
@@ -55,6 +63,16 @@ def _run(given: Sequence[str]) -> int:
     if any(argument.startswith("--") for argument in rest) and word != "run":  # what follows a file is the file's
         check_options(command.parser(), rest)
     return command.main(rest)
+
+
+def _of_the_file(error: Exception) -> tuple[TracebackType | None] | None:
+    """Returns the part of the traceback that begins in a file which the command runs; None for an error elsewhere."""
+    found, frame = None, error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_globals.get("__name__") == "runpy":
+            found = (frame.tb_next,)
+        frame = frame.tb_next
+    return found
 
 
 def _reader_is_gone() -> bool:

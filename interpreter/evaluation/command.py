@@ -16,6 +16,7 @@ from .evaluate import evaluate
 from .metrics import Metric, contains_match, exact_match
 from .report import EvaluationReport
 
+_MOST_NAMES = 5  # of programs, listed where another one was named
 _ABOUT = (
     "Runs a program over the rows of a file, measures each result, and prints figures with their intervals, the cost, "
     "errors by kind, and the worst rows."
@@ -122,8 +123,11 @@ def _named(given: str, files: dict[str, dict[str, Any]], kind: str, fits: Callab
         files[path] = runpy.run_path(path, run_name="umbel_eval")
     found = files[path].get(name)
     if found is None or not fits(found):
-        advice = "a function with @umbel.function" if kind == "program" else f"the {kind}"
-        raise ParameterError(f"{path} has no {kind} {shown(name)}; write the name of {advice}")
+        advice = "the name of a function with @umbel.function" if kind == "program" else f"the name of the {kind}"
+        names = [other for other, value in files[path].items() if not other.startswith("_") and fits(value)]
+        if kind == "program" and names:
+            advice = " or ".join(f"{path}:{other}" for other in names[:_MOST_NAMES])
+        raise ParameterError(f"{path} has no {kind} {shown(name)}; write {advice}")
     return found
 
 

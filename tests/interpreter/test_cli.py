@@ -56,6 +56,31 @@ def test_a_pipe_that_breaks_elsewhere_is_an_error(
         main(["models"])
 
 
+@pytest.mark.parametrize(
+    ("source", "ends"),
+    [
+        ("def f(:\n  pass\n", '  File "FILE", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'),
+        ("def f():\n    1 / 0\nf()\n", "    1 / 0\n    ~~^~~\nZeroDivisionError: division by zero\n"),
+    ],
+)
+def test_an_error_of_a_file_is_shown_as_python_shows_it(
+    source: str, ends: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(source)
+    assert main(["run", str(file)]) == 1
+    said = capsys.readouterr().err.replace(str(file), "FILE")
+    assert said.endswith(ends)
+    assert "cli.py" not in said
+    assert "runpy" not in said
+
+
+def test_an_error_of_a_command_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("umbel.interpreter.cli.page_of", lambda command: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["models", "--help"])
+
+
 def test_keys_are_printed_and_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

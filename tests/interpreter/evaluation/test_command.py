@@ -79,7 +79,7 @@ def test_calibration_is_drawn_into_a_file(folder: Path) -> None:
         (["app.py:quiz", "d.csv"], "write one of --metric"),
         (["app.py:quiz", "d.csv", "--exact", "answer=label", "--contains", "answer=label"], "write one of --metric"),
         (["app.py", "d.csv", "--exact", "answer=label"], "no FILE.py:NAME"),
-        (["app.py:quizz", "d.csv", "--exact", "answer=label"], "app.py has no program 'quizz'"),
+        (["app.py:quizz", "d.csv", "--exact", "answer=label"], "app.py has no program 'quizz'; write app.py:quiz"),
         (["app.py:quiz", "d.csv", "--metric", "app.py:wrong"], "app.py has no metric 'wrong'"),
         (["app.py:quiz", "d.csv", "--exact", "answer"], "write VARIABLE=COLUMN, such as --exact answer=label"),
         (["app.py:quiz", "d.csv", "--exact", "answer=labl"], "no column 'labl'"),
