@@ -376,10 +376,10 @@ def test_the_runtime_changes_no_other_text_and_its_pool_is_whole(
     """At least so many calls are cancelled while they run."""
     doomed = cancellations(programs, seed=programs)
     whole = [{"number": number, "doomed": {}} for number in range(programs)]
-    undisturbed = [state.ret_value for state in tell.run_batch(whole, backend=oracle, timeout=PATIENCE)]
+    undisturbed = [state.ret_value for state in tell.run_batch(whole, backend=oracle, timeout=20 * PATIENCE)]
 
     def disturbed(number: int) -> State:
-        state = tell.run(number, doomed[number], backend=oracle, stream=True, timeout=PATIENCE)  # texts come in chunks
+        state = tell.run(number, doomed[number], backend=oracle, stream=True, timeout=20 * PATIENCE)  # texts in chunks
         assert state.usage.calls  # waits for the end of the body
         return state
 
