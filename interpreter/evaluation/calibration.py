@@ -185,7 +185,7 @@ class Calibration(Printed):
         self._draw_bins(upper)
         edges = [step / 20 for step in range(21)]
         lower.hist([confidence for _, confidence, _ in self.rows], bins=edges, color="#8aa4c8", edgecolor="white")
-        lower.set(xlabel=f"probability of the choice ({self.variable})", ylabel="rows", xlim=(0, 1))
+        lower.set(xlabel=f"probability of the choice ({self.variable})", ylabel="rows", xlim=(-0.03, 1.03))
         lower.yaxis.get_major_locator().set_params(integer=True, nbins=3)
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)  # nothing is drawn there
         for axes in (upper, lower):
@@ -217,7 +217,7 @@ class Calibration(Printed):
             axes.annotate(
                 str(bin.count), (bin.confidence, bin.accuracy), (6, 4), textcoords="offset points", fontsize=8
             )
-        axes.set(ylabel=f"share that is right ({self.label})", ylim=(-0.03, 1.03), xlim=(0, 1))
+        axes.set(ylabel=f"share that is right ({self.label})", ylim=(-0.03, 1.03), xlim=(-0.03, 1.03))
         axes.set_title(
             f"accuracy {self.accuracy:.1%}, ECE {self.ece:.3f}, {counted(len(self.rows), 'row')}", fontsize=11
         )
