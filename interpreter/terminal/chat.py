@@ -103,11 +103,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _write(text: str, style: Literal["", "faint", "strong"] = "") -> None:
-    """Writes to the terminal at once, in a style where it shows colours."""
-    if style and has_colours(sys.stdout):
+    """Writes to the terminal at once, in a style where it shows colours. A pipe gets no remarks, only what is said."""
+    out = sys.stderr if style and not sys.stdout.isatty() else sys.stdout
+    if style and has_colours(out):
         text = f"\033[{2 if style == 'faint' else 1}m{text}\033[0m"
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    out.write(text)
+    out.flush()
 
 
 # -------------------------------------------------------------------------------------- the conversation
