@@ -59,7 +59,8 @@ def main() -> None:
                 print(f"  {line.strip()}")
             print(f"  {state['output']}")
         usage = state.usage
-        print(f"  {usage.calls} calls, {usage.prompt_tokens} prompt tokens, {usage.cached_tokens} of them cached\n")
+        calls = "1 call" if usage.calls == 1 else f"{usage.calls} calls"
+        print(f"  {calls}, {usage.prompt_tokens} prompt tokens, {usage.cached_tokens} of them cached\n")
 
 
 if __name__ == "__main__":

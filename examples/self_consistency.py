@@ -28,12 +28,14 @@ def solve(s, question, samples):
 def main() -> None:
     question = "Mia had 7 pens and gave 2 to her brother. How many are left?"
     state = solve.run(question=question, samples=8)
-    found = (re.search(r"The answer is (\d+)", chain) for chain in state["chain"])
-    answers = Counter(answer[1] for answer in found if answer)
+    found = (re.findall(r"The answer is (\d+)", chain) for chain in state["chain"])
+    answers = Counter(numbers[-1] for numbers in found if numbers)
     print(question)
     for chain in state["chain"]:
         print(" -", chain.strip())
     print(f"Votes: {dict(answers.most_common())}")
+    for answer, votes in answers.most_common(1):
+        print(f"The majority says {answer}, {votes} of {len(state['chain'])}.")
 
 
 if __name__ == "__main__":
