@@ -322,8 +322,22 @@ def result_of(future: "concurrent.futures.Future[T]", timeout: float | None = No
     limit = None if timeout is None else time.monotonic() + timeout
     while True:
         left = seconds_left(limit)
-        if concurrent.futures.wait((future,), hearing(left)).done or left == 0:
-            return future.result(0)
+        try:
+            return future.result(hearing(left))
+        except TimeoutError:
+            if future.done():  # it is the result's own, or the result has come since
+                return future.result(0)
+            if left == 0:
+                raise
+
+
+def wait_for(event: threading.Event, seconds: float | None = None) -> bool:
+    """Blocks until the event is set, at most so many seconds, and returns whether it is."""
+    limit = None if seconds is None else time.monotonic() + seconds
+    while not event.wait(hearing(left := seconds_left(limit))):
+        if left == 0:
+            return False
+    return True
 
 
 def wait_until(ready: Callable[[], bool], signals: tuple[Signal, ...], limit: float | None, what: str) -> None:

@@ -290,8 +290,7 @@ class Run:
         """Blocks until the body has ended and every stream has run its steps."""
         finished = threading.Event()
         self.when_finished(finished.set)
-        while not finished.wait(loop.hearing()):
-            pass
+        loop.wait_for(finished)
 
     def check_process(self) -> None:
         """Raises ProgramError in a forked child, where the loop that serves this run does not exist."""
@@ -299,11 +298,6 @@ class Run:
             raise ProgramError(
                 "this state belongs to the parent process; read it before forking, or run the program in the child"
             )
-
-
-def in_a_body() -> bool:
-    """Returns whether this thread or task runs the body of a program."""
-    return bool(_inside.get())
 
 
 def ending(error: BaseException) -> BaseException:

@@ -32,7 +32,7 @@ from .loop import Signal, earliest, seconds_left, wait_until, wait_until_async
 from .notebooks.interrupts import interrupted_with_cell
 from .position import Reached
 from .reasoning import ReasoningTags
-from .run import Run, in_a_body, not_while_recording, noted_wait
+from .run import Run, not_while_recording, noted_wait
 from .steps import BranchOff, Concatenate, Converse, Gather, Joined, Keep, Mark, Recall, Step
 from .variables import Binding, Feed, Meta, Piece, VariableTable
 
@@ -434,9 +434,6 @@ class Stream(Sink):
 
     def error(self) -> BaseException | None:
         return self._queue.error or self.run.reason
-
-    def may_be_said(self) -> bool:
-        return in_a_body()
 
     def cost(self) -> Cost:
         self._until(self._is_spent, (self.run.changed,), None, None)

@@ -678,7 +678,7 @@ class ChatTemplate:
             if line is None:
                 warnings.warn(message, TemplateWarning, stacklevel=3)
             else:
-                warnings.warn_explicit(message, TemplateWarning, line.file, line.number)
+                warnings.warn_explicit(message, TemplateWarning, line.file, line.number, Path(line.file).stem)
 
 
 def chat_template_by_name(name: str) -> ChatTemplate:

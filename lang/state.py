@@ -77,10 +77,6 @@ class Sink(Protocol):
     def error(self) -> BaseException | None:
         """The first error so far; does not wait."""
 
-    def may_be_said(self) -> bool:
-        """Returns whether a body runs here, which may say what is meant to be printed; True where that is not known."""
-        return True
-
     def cost(self) -> Cost:
         """Returns the cost of the whole run. Waits until all its streams have run their steps or failed."""
 
@@ -362,10 +358,10 @@ class BaseState:
 
     def __str__(self) -> str:
         """Describes the state for print; raises ProgramError in a prompt, since it is not the state's text."""
-        return ops.unsayable(repr(self)) if self._sink.may_be_said() else repr(self)
+        return ops.unsayable(repr(self))
 
     def __format__(self, specification: str) -> str:
-        return ops.unsayable(repr(self))  # a prompt may be made of it, for a run that has not begun
+        return str(self)
 
 
 class State(BaseState):
@@ -1061,10 +1057,10 @@ class BaseStateGroup(Generic[S]):
 
     def __str__(self) -> str:
         """As of a state."""
-        return ops.unsayable(repr(self)) if self._parent._sink.may_be_said() else repr(self)
+        return ops.unsayable(repr(self))
 
     def __format__(self, specification: str) -> str:
-        return ops.unsayable(repr(self))
+        return str(self)
 
 
 class StateGroup(BaseStateGroup[S]):

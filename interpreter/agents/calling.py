@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...lang.agents.plan import AgentResult
 from ...lang.errors import DeadlineError
+from ..loop import wait_for
 from ..variables import Binding
 from .agent import Agent, ReadyCall, Round
 
@@ -90,7 +91,7 @@ class _Outcome:
             self._ended()
 
     def wait(self, seconds: float, timeout: float) -> Any:  # Any: what the tool returns, or an exception
-        if self._done.wait(seconds):
+        if wait_for(self._done, seconds):
             return self._outcome
         return _late(self._call, timeout)
 

@@ -35,6 +35,7 @@ from ...lang.errors import JournalError
 from ...lang.protocol import Capabilities, ConstraintSpec, Final, Scored
 from ...lang.sampling import SamplingParams
 from ...lang.transport.file_lock import lock_file
+from ..loop import wait_for
 
 FORMAT = 1
 _OPENING = b'{"sum":"'
@@ -462,7 +463,7 @@ def _opened(path: str, *, writes: bool) -> int:
     if writes:
         mine = _written.get(os.path.realpath(path))
         if mine is not None and mine.closes:
-            mine.closed.wait()
+            wait_for(mine.closed)
         if not lock_file(opened):
             os.close(opened)
             raise JournalError(

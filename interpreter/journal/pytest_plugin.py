@@ -18,10 +18,13 @@ A test that fails by an error of umbel's, or of a program's own, shows the lines
 `pytest --full-trace` shows those between. An error that umbel itself has made keeps them.
 """
 
+import os
 import re
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 FOLDER = "journals"
 _ROOT = __name__.partition(".")[0]
+_INSTALLED = ("<frozen ", *{path + os.sep for path in sysconfig.get_paths().values() if path})
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,16 +54,26 @@ def pytest_runtest_makereport(item: pytest.Item, call: "pytest.CallInfo[None]") 
     if call.excinfo is None or package is None or item.config.rootpath == Path(str(package.__file__)).parent:
         return
     for name, module in tuple(sys.modules.items()):
-        if name.partition(".")[0] == _ROOT:
+        if name.partition(".")[0] == _ROOT and isinstance(module, ModuleType):
             vars(module).setdefault("__tracebackhide__", _hides)
 
 
 def _hides(error: "pytest.ExceptionInfo[BaseException]") -> bool:
-    """Returns whether the frames of umbel tell nothing of this error: it was meant, or raised by the user's code."""
+    """Returns whether the frames of umbel tell nothing of this error: it was meant, or raised below the user's code."""
     from ...lang.errors import UmbelError
 
-    raised_in = str(error.traceback[-1].frame.f_globals.get("__name__"))
-    return isinstance(error.value, UmbelError) or raised_in.partition(".")[0] != _ROOT
+    if isinstance(error.value, UmbelError):
+        return True
+    hides = False
+    frame: TracebackType | None = error.tb
+    while frame is not None:  # the last one that is of umbel, or of code that is not installed, decides
+        code = frame.tb_frame
+        if str(code.f_globals.get("__name__")).partition(".")[0] == _ROOT:
+            hides = False
+        elif not code.f_code.co_filename.startswith(_INSTALLED):
+            hides = True
+        frame = frame.tb_next
+    return hides
 
 
 class JournalOfTest:

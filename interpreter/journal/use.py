@@ -22,6 +22,7 @@ from ...lang import __version__
 from ...lang.errors import JournalError, shown
 from ...lang.protocol import Backend
 from ...lang.state import State
+from ..loop import wait_for
 from ..run import Run
 from .file import FORMAT, JournalEnd, JournalFile, JournalHeader, JournalProgram
 from .identity import arguments_of, given_of
@@ -142,7 +143,7 @@ class JournalUse:
         with self.opened(program) as file:
             yield
         if waits and not self._shared:
-            file.closed.wait()
+            wait_for(file.closed)
 
     @contextlib.asynccontextmanager
     async def kept_async(self, program: Journaled, *, waits: bool) -> AsyncIterator[None]:

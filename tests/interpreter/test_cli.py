@@ -41,7 +41,12 @@ def test_a_reader_that_has_seen_enough_ends_the_output_silently(words: list[str]
     command = [sys.executable, "-m", "umbel", *words]
     ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment, check=False)
     os.close(writing)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_without_an_output_a_command_ends_well() -> None:
+    command = "import sys; sys.stdout = None; from umbel.interpreter.cli import main; sys.exit(main(['--version']))"
+    assert subprocess.run([sys.executable, "-c", command], check=False).returncode == 0
 
 
 def test_a_pipe_that_breaks_elsewhere_is_an_error(
@@ -61,18 +66,25 @@ def test_a_pipe_that_breaks_elsewhere_is_an_error(
     [
         ("def f(:\n  pass\n", '  File "FILE", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'),
         ("def f():\n    1 / 0\nf()\n", "    1 / 0\n    ~~^~~\nZeroDivisionError: division by zero\n"),
+        (
+            "import runpy\nopen('inner.py', 'w').write('1 / 0')\nrunpy.run_path('inner.py')\n",
+            '  File "inner.py", line 1, in <module>\n    1 / 0\n    ~~^~~\nZeroDivisionError: division by zero\n',
+        ),
+        ("import sys\nsys.excepthook = lambda *_: print('mine', file=sys.stderr)\n1 / 0\n", "mine\n"),
     ],
 )
 def test_an_error_of_a_file_is_shown_as_python_shows_it(
-    source: str, ends: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    source: str, ends: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     file = tmp_path / "own.py"
     file.write_text(source)
     assert main(["run", str(file)]) == 1
     said = capsys.readouterr().err.replace(str(file), "FILE")
     assert said.endswith(ends)
     assert "cli.py" not in said
-    assert "runpy" not in said
+    assert "inner" not in source or 'File "FILE", line 3' in said
 
 
 def test_an_error_of_a_command_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,6 +189,8 @@ def test_a_changed_program_fails_its_test_until_it_is_recorded_again(
 
 
 FAILING = """
+import sys
+
 import program
 import umbel as ul
 from umbel.lang import checks
@@ -210,6 +212,15 @@ def test_an_error_of_a_program():
 
 def test_a_defect_of_umbel():
     eval("(lambda: 1 / 0)()", vars(checks))
+
+
+def test_a_defect_that_shows_in_the_standard_library():
+    eval("(lambda: __import__('json').dumps(object()))()", vars(checks))
+
+
+def test_with_a_module_that_is_not_there(monkeypatch):
+    monkeypatch.setitem(sys.modules, "umbel.none", None)
+    raise AssertionError("of the test")
 """
 
 
@@ -218,9 +229,11 @@ def test_failures_show_the_lines_of_test_and_program(project: Callable[..., tupl
     (tmp_path / "test_program.py").write_text(FAILING)
     code, printed = project()
     assert code == 1
-    assert "test_program.py:14: OverloadedError" in printed
-    assert "test_program.py:10: ValueError" in printed
+    assert "test_program.py:16: OverloadedError" in printed
+    assert "test_program.py:12: ValueError" in printed
     assert "interpreter" not in printed
     assert "<string>:1: ZeroDivisionError" in printed
+    assert "<string>:1: in <lambda>" in printed
+    assert "AssertionError: of the test" in printed
     code, printed = project("--full-trace")
     assert "interpreter" in printed
