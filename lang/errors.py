@@ -326,12 +326,17 @@ class DeadlineError(UmbelError, TimeoutError):
     """Says that a deadline passed: the `timeout` of a run, of a call or of a start. It is a TimeoutError, too.
 
     Examples:
-        >>> slow = ul.Echo(gate=ul.Gate())  # a model that never answers
+        >>> @ul.function
+        ... def ask(s, question):
+        ...     s += question + ul.gen("answer", max_tokens=4)
+        >>> silent = ul.Echo(gate=ul.Gate())  # a model that never answers
+        >>> state = ask.run("Why?", backend=silent, stream=True)
         >>> try:
-        ...     slow("Why?", timeout=0.01)
+        ...     state.get_var("answer", timeout=0.01)
         ... except ul.DeadlineError as error:
         ...     print(error)
-        variable 'text' was not known in time; give more with timeout=
+        variable 'answer' was not known in time; give more with timeout=
+        >>> state.cancel()
     """
 
 
