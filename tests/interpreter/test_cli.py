@@ -49,9 +49,7 @@ def test_without_an_output_a_command_ends_well() -> None:
     assert subprocess.run([sys.executable, "-c", command], check=False).returncode == 0
 
 
-def test_a_pipe_that_breaks_elsewhere_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pipe_that_breaks_elsewhere_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def breaking(given: object) -> int:
         raise BrokenPipeError
 

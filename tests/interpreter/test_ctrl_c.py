@@ -112,6 +112,11 @@ def read_outside(echo: Echo, wait: Callable[[ul.State], Any], states: list[ul.St
     wait(states[-1])
 
 
+def waits_for_an_event(echo: Echo) -> None:
+    outside.run(backend=echo)
+    loop.wait_for(threading.Event())
+
+
 def child() -> None:
     loop._HEARING_SECONDS = 0.05
     states: list[ul.State] = []
@@ -127,6 +132,7 @@ def child() -> None:
     report["a body that catches it"] = interrupted(lambda echo: catching.run(backend=echo))
     report["a batch"] = interrupted(lambda echo: inside.run_batch([{}], backend=echo))
     report["an async body"] = interrupted(lambda echo: from_coroutine.run(backend=echo))
+    report["an event, as of a tool"] = interrupted(waits_for_an_event)
     report["a compiled program"] = interrupted(lambda echo: inside.compile().run(backend=echo))
     report["another run"] = inside.run(backend=Echo())["x"]
     print(json.dumps(report))
@@ -146,6 +152,7 @@ def test_ctrl_c_ends_the_run_that_is_waited_for_and_nothing_else() -> None:
         "a body that catches it": "cancelled; 1 aborted, 0 active, 1 called",
         "a batch": "interrupted; 1 aborted, 0 active, 1 called",
         "an async body": "interrupted; 1 aborted, 0 active, 1 called",
+        "an event, as of a tool": "interrupted; 0 aborted, 1 active, 1 called",
         "a compiled program": "interrupted; 1 aborted, 0 active, 1 called",
         "another run": "a",
     }
