@@ -21,7 +21,7 @@ from ...lang.chat_template import TemplateWarning
 from ...lang.errors import CapabilityError, ParameterError, UmbelError, remedy, shown
 from ...lang.generation import gen
 from ...lang.ops import Image, assistant, image, system, user
-from ...lang.protocol import Backend, Capabilities, Usage
+from ...lang.protocol import Backend, Capabilities, Cost
 from ...lang.state import State
 from .. import media
 from ..body import sampling_defaults
@@ -33,6 +33,7 @@ from .models import add_model_options, chosen_model
 
 MOST_OF_A_FILE = 1 << 20  # bytes; more is no message
 _TEMPERATURE = 0.7
+_Style = Literal["", "faint", "strong", "error"]
 _CONTROLS = {code: "�" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 COMMANDS = {
@@ -73,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs until the user leaves. Returns the exit status.
+    """Runs until the user leaves. Returns the exit status: 1 if an answer failed that no person was there to see fail.
 
     Raises:
         CapabilityError: there are images, and the model takes none.
@@ -99,13 +100,14 @@ def main(arguments: Sequence[str]) -> int:
         chat.talk(typed_lines(history))
     finally:
         streams.run(backend.close())
-    return 0
+    return 1 if chat.failed and not sys.stdin.isatty() else 0
 
 
-def _write(text: str, style: Literal["", "faint", "strong"] = "") -> None:
-    """Writes to the terminal at once, in a style where it shows colours. A pipe gets no remarks, only what is said."""
+def _write(text: str, style: _Style = "") -> None:
+    """Writes to the terminal at once, in a style where it shows colours. A pipe gets what is said; remarks and errors
+    go to stderr then."""
     out = sys.stderr if style and not sys.stdout.isatty() else sys.stdout
-    if style and has_colours(out):
+    if style in ("faint", "strong") and has_colours(out):
         text = f"\033[{2 if style == 'faint' else 1}m{text}\033[0m"
     out.write(text)
     out.flush()
@@ -141,6 +143,9 @@ class Chat:
         settings: sampling parameters of every answer.
         opening: the system message.
         pictures: of the first message.
+
+    Attributes:
+        failed: a message was taken back, or a command refused, for an error.
     """
 
     def __init__(
@@ -158,6 +163,8 @@ class Chat:
         self._pictures = list(pictures)  # of the next message
         self._files: list[str] = []  # texts of the next message
         self._turns: list[ChatTurn] = []
+        self._spent = Cost()  # by the runs before the present one
+        self.failed = False
         self._state = self._said()
 
     def greet(self) -> None:
@@ -205,7 +212,9 @@ class Chat:
             self._write("\n(stopped)\n" if answer.strip() else "\n(stopped; your message was taken back)\n", "faint")
             self._begin_run()
         except UmbelError as error:
-            self._write(f"{_newline_after(pieces)}{error}\n")
+            self.failed = True
+            self._write("\n" if pieces else "")
+            self._write(f"{error}\n", "error")
             self._write("(your message was taken back)\n", "faint")
             self._begin_run()
 
@@ -216,6 +225,7 @@ class Chat:
     def _begin_run(self) -> None:
         """Ends the run, if there is one, and says the turns so far to a new one."""
         self._state.cancel()
+        self._spent += self._state.cost
         self._state = self._said()
 
     def _said(self) -> State:
@@ -259,13 +269,14 @@ class Chat:
                 case "/save":
                     self._save(rest)
                 case "/usage":
-                    self._write(f"{_counted(self._state.usage)}\n")
+                    self._write(f"{_counted(self._spent + self._state.cost)}\n")
                 case "/help":
                     self._write("\n".join([*COMMANDS.values(), _KEYS, ""]))
                 case _:
                     raise ParameterError(f"there is no command {shown(word)}; {remedy(word, COMMANDS)}")
         except (CapabilityError, ParameterError, OSError) as error:
-            self._write(f"{error}\n")
+            self.failed = True
+            self._write(f"{error}\n", "error")
 
     def _system(self, text: str) -> None:
         if text:
@@ -297,14 +308,12 @@ class Chat:
         self._write(f"{len(self._turns)} messages are in {path}\n", "faint")
 
 
-def _counted(usage: Usage) -> str:
+def _counted(cost: Cost) -> str:
+    usage = cost.usage
     cached = f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens came from the cache"
     answers = "1 answer" if usage.calls == 1 else f"{usage.calls} answers"
-    return f"{answers} of {usage.completion_tokens} tokens; {cached}"
-
-
-def _newline_after(shown_so_far: Sequence[str]) -> str:
-    return "\n" if shown_so_far else ""
+    left_out = f"; {cost.cancelled_calls} more, stopped, not counted" if cost.cancelled_calls else ""
+    return f"{answers} of {usage.completion_tokens} tokens; {cached}{left_out}"
 
 
 def _path_of(command: str, given: str, example: str) -> str:

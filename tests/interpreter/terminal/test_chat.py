@@ -52,6 +52,27 @@ def test_an_answer_stays_in_the_cache_for_the_next_message() -> None:
     assert (first, second > 10) == (0, True)
 
 
+def test_usage_counts_all_answers_whatever_begins_anew() -> None:
+    echo = ul.Echo(["one", "two", "three"], faults=ul.FailCall(2, ul.RequestError("too long")))
+    text = talk(echo, ["hi", "refused", "hi", "/reset", "hi", "/usage"])
+    assert "\n3 answers of 3 tokens; " in text
+
+
+def test_usage_says_what_it_cannot_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, shown = ul.Gate(), Shown()
+    gate.step(2)  # for the call and its first piece
+    chat = Chat(ul.Echo(["three four five", "six"], gate=gate), shown, {"max_tokens": 50})
+
+    def interrupted(text: str, style: str = "") -> None:
+        shown(text, style)
+        if text == "three":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(chat, "_write", interrupted)
+    chat.talk(["count", "/usage"])
+    assert shown.text.endswith("; 1 more, stopped, not counted\n")
+
+
 @pytest.mark.parametrize("end", ["/quit", "/exit"])
 def test_a_command_ends_the_chat(end: str) -> None:
     echo = ul.Echo()
@@ -229,3 +250,15 @@ def test_a_chat_with_a_hosted_model(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     printed = capsys.readouterr()
     assert printed.err.startswith("openai gpt-4o")
     assert printed.out == "hello\n"
+
+
+def test_a_failed_answer_in_a_pipe_is_an_error_of_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    echo = ul.Echo(["one"], faults=ul.FailCall(1, ul.RequestError("too long")))
+    monkeypatch.setitem(models.PROVIDERS, "openai", lambda name: echo)
+    monkeypatch.setattr(chat_module, "typed_lines", lambda history: iter(["Hi", "Again"]))
+    assert main(["chat", "--model", "openai:gpt-4o"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == "one\n"
+    assert printed.err.endswith("\ntoo long\n(your message was taken back)\n")
