@@ -188,7 +188,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             to 8,192 on a GPU, by its class.
         pool_tokens: tokens the KV pool holds; None derives it from pool_memory. Layers that see a window of tokens keep
             fewer, where that is enough for max_running requests.
-        pool_memory: bytes for the KV pool, of each rank; None takes a share of what is free.
+        pool_memory: bytes for the KV pool, of each rank; None takes a share of what is free: in a container, of what
+            its limit leaves.
         memory_share: part of a GPU's memory that weights, steps and KV pool together may take, on each one that is
             used, 0.001 to 1: two runtimes with 0.45 run on one GPU. None: all that is free. In place of pool_tokens and
             pool_memory. Not for the CPU.
@@ -225,7 +226,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         max_queue: requests the gateway holds; more are refused with OverloadedError.
         request_timeout: seconds after which a request without an earlier deadline ends.
         seed: of the generator that draws seeds for requests without one; None draws it.
-        threads: CPU threads of all engines and ranks together; None takes torch's choice.
+        threads: CPU threads of all engines and ranks together; None takes torch's choice, at most the cores that the
+            control groups of a container leave.
         kv_events: address at which the cached blocks are published in vLLM's schema, for foreign routers
             (docs/kv_events.md): a port of this machine ("5557"), "tcp://HOST:PORT" or "ipc://PATH". Replays and
             snapshots are at the next port, or at PATH.replay. None publishes nothing.

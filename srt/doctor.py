@@ -14,7 +14,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,6 +22,7 @@ from pathlib import Path
 from ..lang import __version__
 from ..lang.errors import UmbelError
 from .core.cache_folder import cache_folder, trusted
+from .core.machine import available_memory, total_memory, usable_cores
 
 PACKAGES = ("numpy", "torch", "transformers", "tokenizers", "safetensors", "gguf", "huggingface-hub")
 LITTLE_DISK = 5e9  # bytes; a model of 7B in 4 bits has as many
@@ -288,13 +288,8 @@ def hub() -> Iterator[Finding]:
 
 
 def memory() -> Iterator[Finding]:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    available = total
-    if sys.platform == "linux":
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) * 1024
-    text = f"{available / 1e9:.1f} of {total / 1e9:.1f} GB available, {os.cpu_count()} CPU threads"
+    available, total, cores = available_memory(), total_memory(), usable_cores()
+    text = f"{available / 1e9:.1f} of {total / 1e9:.1f} GB available, {cores} CPU threads"
     if available < LITTLE_MEMORY:
         yield Finding("memory", State.NOTE, text, "end other programs, or take a smaller model or weights='int8'")
     else:

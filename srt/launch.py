@@ -24,6 +24,7 @@ from ..lang.errors import MissingExtraError, ModelError, ParameterError
 from ..lang.runtime_options import ORACLE, SAVE_SECONDS, TIER_OPTIONS, RuntimeOptions
 from .core.batch import AsyncRunner, Runner, TimedRunner, VectorHead
 from .core.instruments import Clock, FaultHook
+from .core.machine import available_memory, usable_cores
 from .core.messages import NO_TIERS, Heartbeat, TierRooms
 from .core.step_sizes import CPU_SIZES, StepSizes, cuda_sizes
 from .core.vectors import VectorConfig
@@ -691,10 +692,14 @@ def _report_unused_cards(options: RuntimeOptions) -> None:
 
 @cache
 def _threads_of_torch() -> int:
-    """Returns torch's choice, as it is before the first engine of this process takes its part of them."""
+    """Returns torch's choice, as it is before the first engine of this process takes its part of them.
+
+    torch counts the cores of the machine: of those that a container may not use, threads would wait for each other.
+    """
     import torch
 
-    return torch.get_num_threads()
+    chosen = torch.get_num_threads()
+    return chosen if "OMP_NUM_THREADS" in os.environ else min(chosen, usable_cores())
 
 
 def _model_runner(
@@ -716,7 +721,7 @@ def _model_runner(
     from .weights.vector_head import decoder_part
 
     processes = communicator.ranks * options.replicas  # those on the CPU share its cores
-    if options.threads is not None or processes > 1:
+    if options.threads is not None or processes > 1 or usable_cores() < torch.get_num_threads():
         torch.set_num_threads(max(1, (options.threads or _threads_of_torch()) // processes))
     device = str(device_of(options, communicator.rank, replica))  # refused here, before its memory is measured
     adapters = read_adapters(options.adapters, source.config, source.name)  # and before the weights are read
@@ -724,7 +729,7 @@ def _model_runner(
     pool_memory = options.pool_memory
     if slots is None and pool_memory is None and device == "cpu":  # a GPU's is planned once the weights are loaded
         pool_memory = communicator.minimum(
-            min(CPU_POOL_BYTES, int(CPU_POOL_SHARE * _free_memory()) // options.replicas) // communicator.ranks
+            min(CPU_POOL_BYTES, int(CPU_POOL_SHARE * available_memory()) // options.replicas) // communicator.ranks
         )
     with source.named_in_errors():
         config, tensors = decoder_part(source.config, source.tensors, source.vectors)
@@ -762,15 +767,3 @@ def _model_runner(
             )
         runner.context_length = options.context_length
     return runner
-
-
-def _free_memory() -> int:
-    """Returns the bytes available without swapping; half of all memory where the system does not report them."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -9,6 +9,7 @@ import torch
 from umbel.lang.errors import ModelError, ParameterError
 from umbel.lang.runtime_options import RuntimeOptions
 from umbel.lang.sampling import SamplingParams
+from umbel.srt import launch
 from umbel.srt.core.instruments import VirtualClock, no_faults
 from umbel.srt.core.messages import Ended, EngineGenerate
 from umbel.srt.launch import Engine, open_engine
@@ -116,6 +117,28 @@ def test_a_draft_with_recurrent_states_is_refused(tmp_path: Path) -> None:
     write_folder(tmp_path / "states", replace(BY_NAME["llama"], build=build))
     with pytest.raises(ModelError, match="a draft has no recurrent states"):
         opened(tmp_path / "model", draft_model=str(tmp_path / "states"))
+
+
+def test_an_engine_takes_what_its_control_groups_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path / "model", BY_NAME["llama"])
+    threads = torch.get_num_threads()
+    options = RuntimeOptions(model=str(tmp_path / "model"), dtype="float32")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(launch, "usable_cores", lambda: 1)
+    launch._threads_of_torch.cache_clear()
+    slots = []
+    try:
+        for free in (4 << 20, 16 << 20):
+            torch.set_num_threads(2)
+            monkeypatch.setattr(launch, "available_memory", lambda free=free: free)
+            engine = open_engine(options, clock=VirtualClock(), faults=no_faults, phase=lambda _: None)
+            slots.append(engine.scheduler.kv.pool.total)
+            assert torch.get_num_threads() == 1
+            engine.close()
+    finally:
+        torch.set_num_threads(threads)
+        launch._threads_of_torch.cache_clear()
+    assert slots[1] == pytest.approx(4 * slots[0], rel=0.1)
 
 
 def test_a_gpu_that_is_unused_is_said_once_and_the_cpu_computes(

@@ -35,6 +35,7 @@ import msgspec
 
 from ....lang.errors import ModelError, ParameterError
 from ...core.cache_folder import build_once, cache_folder, read_trusted, trusted
+from ...core.machine import usable_cores
 
 _log = logging.getLogger("umbel.engine")
 
@@ -408,7 +409,7 @@ def compile_library(library: Path, recipe: Recipe, compiler: str, link_flags: Se
             [compiler, *flags, "-c", str(source), "-o", str(target)]
             for source, target in zip(sources, objects, strict=True)
         ]
-        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        with ThreadPoolExecutor(max_workers=usable_cores()) as pool:
             running = [pool.submit(_compile, command) for command in commands]
             try:
                 _follow(running, recipe.name)
