@@ -8,6 +8,7 @@
 An engine answers one request at a time. DSPy's own layer above it has the cache, the retries, `n` and the history.
 """
 
+import inspect
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..lang.errors import (
     OverloadedError,
     ParameterError,
     UmbelError,
+    unknown_option,
 )
 from ..lang.ops import Image
 from ..lang.protocol import Backend
@@ -47,6 +49,8 @@ _SAMPLING = {
     "presence_penalty": "presence_penalty",
 }
 _PARAMS = frozenset({*_SAMPLING, "response_format", "logprobs", "top_logprobs"})
+# What else `LM` takes: parameters of `dspy.LM` but for the engine, and two that DSPy's layer above an engine reads.
+_OF_DSPY = frozenset(inspect.signature(dspy.LM).parameters) - {"engine", "async_engine", "kwargs"} | {"n", "rollout_id"}
 # Fields that are not offered → what to do instead.
 _NOT_OFFERED = {
     "tool_choice": "there are no tools; leave it out",
@@ -80,7 +84,7 @@ class LM(dspy.LM):  # type: ignore[misc]  # DSPy has no types
         settings: sampling for all calls (temperature, top_p, top_k, stop, seed, logprobs, ...).
 
     Raises:
-        ParameterError: not a backend.
+        ParameterError: not a backend, or a setting that is none.
     """
 
     def __init__(
@@ -94,6 +98,9 @@ class LM(dspy.LM):  # type: ignore[misc]  # DSPy has no types
         num_retries: int = 0,
         **settings: Any,
     ) -> None:
+        for setting in settings:
+            if setting not in _PARAMS | _OF_DSPY:
+                raise unknown_option("umbel.dspy.LM()", setting, _PARAMS | _OF_DSPY)
         chosen = chosen_backend(backend)
         name = model or "umbel/" + ready(chosen).name.replace(" ", "/")
         super().__init__(

@@ -186,3 +186,12 @@ def test_a_picture_of_the_network_is_not_fetched(echo: ul.Echo) -> None:
 def test_a_thing_that_is_no_backend_is_refused() -> None:
     with pytest.raises(ul.ParameterError, match="is not a backend"):
         LM("gpt-4o")
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [("max_new_tokens", "did you mean 'max_tokens'"), ("foo", "umbel.dspy.LM.. has no option 'foo'")],
+)
+def test_a_setting_that_is_none_is_refused_where_it_is_written(setting: str, says: str, echo: ul.Echo) -> None:
+    with pytest.raises(ul.ParameterError, match=says):
+        LM(echo, **{setting: 2})
