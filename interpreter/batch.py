@@ -107,14 +107,12 @@ class Results(Framed, list[Outcome]):
 
     def rows(self) -> Iterator[Row]:
         """Yields each result as a dict: `row`, the input, then the variables as `state.value` gives them; `error` where
-        there are failures, with their class and message."""
-        failed = any(isinstance(result, Failure) for result in self)
-        for index, (result, inputs) in enumerate(zip(self, self.inputs, strict=True)):
-            values = known_values(result.state) if isinstance(result, Failure) else values_of(result)
-            if failed:
-                error = f"{type(result.error).__name__}: {result.error}" if isinstance(result, Failure) else None
-                values = {**values, "error": error}
-            yield cast(Row, plain(joined(index, inputs, values)))
+        there are failures, with their class and message, a text that was cut off among them."""
+        found = [(inputs, *_told(result)) for result, inputs in zip(self, self.inputs, strict=True)]
+        failed = any(error is not None for _, _, error in found)
+        for index, (inputs, values, error) in enumerate(found):
+            told = {"error": None if error is None else f"{type(error).__name__}: {error}"} if failed else {}
+            yield cast(Row, plain(joined(index, inputs, {**values, **told})))
 
     def _repr_html_(self) -> str:
         from .view import summary  # loaded by notebooks
@@ -130,6 +128,16 @@ def values_of(state: State) -> Row:
     """
     values = {name: state.value(name) for name in state.variables}
     return values if state.ret_value is None else {**values, "ret_value": state.ret_value}
+
+
+def _told(result: State | Failure) -> tuple[Row, BaseException | None]:
+    """Returns the variables of a program, and why it has no others."""
+    if isinstance(result, Failure):
+        return known_values(result.state), result.error
+    try:
+        return values_of(result), None
+    except ResultError as error:  # a text was cut off
+        return known_values(result), error
 
 
 def known_values(state: State) -> Row:
@@ -236,6 +244,7 @@ class Job:
         self._progress = progress
         table = table_of(items)
         self._is_table = table is not None
+        self._source = "" if table is None else table.path
         self._skips = None if table is None else table.skips
         self.total: int | None
         if table is not None:
@@ -245,6 +254,7 @@ class Job:
         else:
             self._take(arguments, items, carries=output is not None)
         checks.one_of("if_exists", if_exists, EXISTING)
+        _refuse_one_file({"output": output, "view": view, "journal": options.journal and options.journal.path})
         self._output_options = (output, if_exists, None if table is None else table.schema)
         self._output: ResultFile | None = None
         self._view_path = view
@@ -355,7 +365,7 @@ class Job:
     def _open_output(self, stack: ExitStack) -> None:
         output, existing, schema = self._output_options
         if output is not None:
-            self._output = ResultFile(output, existing, schema)
+            self._output = ResultFile(output, existing, schema, self._source)
             stack.callback(self._output.close)
         if self._view_path is not None:
             from .view.batch_file import BatchFile
@@ -562,6 +572,8 @@ def calls_of(arguments: Arguments, items: Iterable[Item], rows: RowCalls | None 
         match item:
             case Mapping():
                 given = checks.entries(name, item, MAX_ARGUMENTS, "a dict of keywords")
+                if rows is None and (twice := next((each for each in given if each in arguments.bound), None)):
+                    raise ParameterError(f"{name} gives {shown(twice)}, which {arguments.name} has bound; leave it out")
                 yield index, item, arguments.bind((), given) if rows is None else rows.bind(index, given)
             case tuple() | list():
                 positions = checks.members(name, item, MAX_ARGUMENTS, "a tuple of positions")
@@ -584,6 +596,16 @@ def inputs_of(item: Item, call: inspect.BoundArguments | ParameterError) -> Row:
     if isinstance(item, Mapping):
         return dict(item)
     return {} if isinstance(call, ParameterError) else dict(call.arguments)
+
+
+def _refuse_one_file(paths: Mapping[str, object]) -> None:
+    """Raises ParameterError where two options name one file: each would write into the other's."""
+    named: dict[str, str] = {}
+    for option, path in paths.items():
+        if isinstance(path, str | os.PathLike):
+            other = named.setdefault(os.path.realpath(os.fsdecode(path)), option)
+            if other != option:
+                raise ParameterError(f"{other}= and {option}= name one file, {os.fsdecode(path)}; write two paths")
 
 
 def _too_many() -> ParameterError:

@@ -14,13 +14,22 @@ import inspect
 import re
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ..lang import checks, ops, sampling
-from ..lang.errors import BudgetError, DeadlineError, ParameterError, ProgramError, option_remedy, shown, unknown_option
+from ..lang.errors import (
+    BudgetError,
+    CancelledError,
+    DeadlineError,
+    ParameterError,
+    ProgramError,
+    option_remedy,
+    shown,
+    unknown_option,
+)
 from ..lang.protocol import MAX_PRIORITY, Backend
 from ..lang.state import AsyncState, BaseState, State
 from . import loop
@@ -109,6 +118,7 @@ class Arguments:
         bound: values fixed by `bind`; a call may give others.
 
     Attributes:
+        leading: names of the parameters before the program's own.
         takes_any: there is a `**` parameter.
 
     Raises:
@@ -131,6 +141,7 @@ class Arguments:
             raise ParameterError(
                 f"program {name}{_written(signature)} has no parameter for the state; write def {name}(s, ...)"
             )
+        self.leading = frozenset(each.name for each in parameters[:leading])
         self._parameters = parameters[leading:]
         self._signature = inspect.Signature(self._parameters)
         self._named = {p.name for p in self._parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
@@ -521,6 +532,12 @@ class Body:
                 return end(error)
             return end(None)
 
+        def given_up(queued: Future[None]) -> None:
+            if queued.cancelled():  # the batch has ended before a thread was free: the body never runs
+                error = CancelledError("the batch was given up")
+                run.end(error)
+                end(error)
+
         async def async_body() -> None:
             try:
                 await self._run_on_this_loop(run, AsyncState(state._sink), call, shown=state)
@@ -531,7 +548,7 @@ class Body:
         if self.is_async:
             loop.programs.spawn(async_body(), contextvars.copy_context())
         else:
-            pool.submit(contextvars.copy_context().run, body)
+            pool.submit(contextvars.copy_context().run, body).add_done_callback(given_up)
 
     # -------------------------------------------------------------------------------- how
 

@@ -5,12 +5,17 @@ An input column of an Arrow table or a Parquet file keeps its type.
 """
 
 import base64
+import contextlib
+import datetime
+import decimal
 import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
+
+import msgspec
 
 from ...lang.errors import MissingExtraError
 
@@ -64,10 +69,15 @@ def write_parquet(path: str, rows: Callable[[], Iterator[dict[str, Any]]], known
 
     schema = _schema_of(_groups(rows()), known)
     temporary = f"{path}.tmp"
-    with parquet.ParquetWriter(temporary, schema) as writer:
-        for group in _groups(rows()):
-            writer.write_table(_table(group, schema))
-    os.replace(temporary, path)
+    try:
+        with parquet.ParquetWriter(temporary, schema) as writer:
+            for group in _groups(rows()):
+                writer.write_table(_table(group, schema))
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def read_parquet(path: str) -> Iterator[dict[str, Any]]:
@@ -90,10 +100,13 @@ def _schema_of(groups: Iterable[list[dict[str, Any]]], known: Any) -> Any:
     types: dict[str, Any] = {"row": pa.int64()}
     for group in groups:
         for name in dict.fromkeys(name for row in group for name in row):
+            values = [row.get(name) for row in group]
             if known is not None and known.get_field_index(name) >= 0:
                 types.setdefault(name, known.field(name).type)
+                if not _is_writable(values, types[name]):
+                    types[name] = pa.string()
                 continue
-            found = _type_of([row.get(name) for row in group])
+            found = _type_of(values)
             if name in types and types[name] != found:
                 try:
                     both = [pa.schema([(name, kind)]) for kind in (types[name], found)]
@@ -107,9 +120,28 @@ def _schema_of(groups: Iterable[list[dict[str, Any]]], known: Any) -> Any:
 def _type_of(values: list[Any]) -> Any:
     pa = imported("pyarrow")
     try:
-        return pa.array(values).type
+        kind = pa.array(values).type
     except (pa.ArrowException, OverflowError, ValueError):
         return pa.string()
+    return pa.string() if _has_nothing(kind) else kind
+
+
+def _has_nothing(kind: Any) -> bool:
+    """Returns whether a type has a struct without members in it, which Parquet cannot hold."""
+    types = imported("pyarrow").types
+    if types.is_struct(kind):
+        return kind.num_fields == 0 or any(_has_nothing(kind.field(index).type) for index in range(kind.num_fields))
+    return types.is_list(kind) and _has_nothing(kind.value_type)
+
+
+def _is_writable(values: list[Any], kind: Any) -> bool:
+    """Returns whether the values of an input column can have their type again."""
+    pa = imported("pyarrow")
+    try:
+        _array(values, kind)
+    except (pa.ArrowException, OverflowError, ValueError, TypeError):
+        return False
+    return not _has_nothing(kind)
 
 
 def _table(rows: list[dict[str, Any]], schema: Any) -> Any:
@@ -119,15 +151,40 @@ def _table(rows: list[dict[str, Any]], schema: Any) -> Any:
 
 def _array(values: list[Any], kind: Any) -> Any:
     pa = imported("pyarrow")
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        values = [base64.b64decode(value) if isinstance(value, str) else value for value in values]
     try:
-        return pa.array(values, type=kind)
-    except (pa.ArrowException, OverflowError, ValueError):
-        return pa.array([_text(value) for value in values], type=pa.string()).cast(kind)  # times come as texts
+        return pa.array([_typed(value, kind) for value in values], type=kind)
+    except (pa.ArrowException, OverflowError, ValueError, TypeError):
+        return pa.array([text_of(value) for value in values], type=pa.string()).cast(kind)  # as times with nanoseconds
 
 
-def _text(value: Any) -> str | None:
+def _typed(value: Any, kind: Any) -> Any:
+    """Returns a value of JSON as one that pyarrow takes for this type."""
+    types = imported("pyarrow").types
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return [_typed(each, kind.value_type) for each in value] if isinstance(value, list) else value
+    if types.is_struct(kind):
+        members = (kind.field(index) for index in range(kind.num_fields))
+        return {m.name: _typed(value.get(m.name), m.type) for m in members} if isinstance(value, dict) else value
+    if types.is_map(kind):
+        pairs = value or ()
+        return value and [(_typed(key, kind.key_type), _typed(each, kind.item_type)) for key, each in pairs]
+    if not isinstance(value, str):
+        return value
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return base64.b64decode(value)
+    for is_kind, read in (
+        (types.is_time, datetime.time.fromisoformat),
+        (types.is_date, datetime.date.fromisoformat),
+        (types.is_decimal, decimal.Decimal),
+        (types.is_timestamp, lambda text: imported("pyarrow").scalar(text).cast(kind).value),
+        (types.is_duration, lambda text: msgspec.convert(text, datetime.timedelta)),
+    ):
+        if is_kind(kind):
+            return read(value)
+    return value
+
+
+def text_of(value: Any) -> str | None:
     """Returns a text as it is, with halves of characters spelled out, and anything else as JSON."""
     if value is None:
         return None
@@ -136,10 +193,12 @@ def _text(value: Any) -> str | None:
 
 
 def joined(index: int, inputs: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns one row of results. A variable that has the name of an input is called `NAME_out`."""
-    row = {"row": index, **inputs}
-    for name, value in values.items():
-        while name in row:
-            name += "_out"
-        row[name] = value
+    """Returns one row of results. A variable that has the name of an input is called `NAME_out`, and an input that is
+    called "row", as in what another batch has written, "row_in"."""
+    row: dict[str, Any] = {"row": index}
+    for suffix, named in (("_in", inputs), ("_out", values)):
+        for name, value in named.items():
+            while name in row:
+                name += suffix
+            row[name] = value
     return row

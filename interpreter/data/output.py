@@ -13,6 +13,7 @@ end: one slow program holds nothing up, and nothing that has ended waits in memo
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +24,13 @@ from ...lang import checks, notebook
 from ...lang.errors import ParameterError, shown
 from ...lang.protocol import Cost
 from ...lang.transport.file_lock import lock_file
-from .frames import Framed, imported, joined, read_parquet, write_parquet
+from .frames import Framed, imported, joined, read_parquet, text_of, write_parquet
 
 SUFFIXES = (".jsonl", ".parquet")
 EXISTING = ("error", "resume", "overwrite")
+_BEGINNING = b'{"row":'  # of each line
+_MOST_DEPTH = 100  # of values inside of each other
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in what Python shows of an object: another one in each process
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +100,17 @@ class ResultFile:
         if_exists: "error" refuses a file that is there; "resume" keeps its rows and adds the missing ones;
             "overwrite" begins anew.
         schema: pyarrow's, of the input; None: not known.
+        source: path of the file that the input is read from; "" for none.
 
     Attributes:
         done: rows that the file has → where the line begins.
 
     Raises:
-        ParameterError: the file exists, is none of a batch, or is written by another run; no such folder.
+        ParameterError: the file exists, is none of a batch, is written by another run, or is the input; no such folder.
         MissingExtraError: Parquet without pyarrow.
     """
 
-    def __init__(self, path: object, if_exists: object, schema: Any = None) -> None:
+    def __init__(self, path: object, if_exists: object, schema: Any = None, source: str = "") -> None:
         self.path = checks.path("output", path)
         existing = checks.one_of("if_exists", if_exists, EXISTING)
         stem, suffix = os.path.splitext(self.path)
@@ -120,6 +125,7 @@ class ResultFile:
         self.done: dict[int, int] = {}
         self.resumed = 0
         self._failures: int | None = None
+        self._refuse_source(source)
         if existing == "error":
             self._refuse_existing()
         self._lines = self._opened(existing)
@@ -146,7 +152,7 @@ class ResultFile:
         if row is None:
             return False
         now = json.loads(encoded(plain(joined(index, inputs, {}))))
-        differing = [name for name in now if name not in row or row[name] != now[name]]
+        differing = [name for name in now if name not in row or not _is_same(row[name], now[name])]
         if differing:
             name = differing[0]
             raise ParameterError(
@@ -167,8 +173,6 @@ class ResultFile:
 
     def write(self, index: int, inputs: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         """Appends one result. Raises OSError where the disk is full, say."""
-        if "row" in inputs:
-            raise ParameterError("the input has a column 'row', which output= writes itself; rename it")
         line = encoded(plain(joined(index, inputs, values))) + b"\n"
         _write(self._lines, line)
         self.done[index] = self._end
@@ -201,11 +205,24 @@ class ResultFile:
     # -------------------------------------------------------------------------------- how
 
     def _refuse_existing(self) -> None:
-        for path in dict.fromkeys((self.path, self._lines_path)):
+        for path in dict.fromkeys((self.path, self._lines_path, self.failed_path)):
             if os.path.exists(path):
                 raise ParameterError(
                     f"{path} exists; write if_exists='resume' to keep its rows and add the missing ones, "
                     "if_exists='overwrite' to begin anew, or another output="
+                )
+
+    def _refuse_source(self, source: str) -> None:
+        for path in dict.fromkeys((self.path, self._lines_path, self.failed_path)):
+            if source and os.path.exists(path) and os.path.samefile(path, source):
+                again = (
+                    ""
+                    if path != self.failed_path
+                    else ("; or give the input of the first run with if_exists='resume', which runs again what failed")
+                )
+                raise ParameterError(
+                    f"output={shown(self.path)} would write to {path}, which the input is read from; write another "
+                    f"output={again}"
                 )
 
     def _opened(self, existing: str) -> int:
@@ -240,18 +257,22 @@ class ResultFile:
         place = 0
         with open(self._lines_path, "rb") as file:
             for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):  # its process was killed in the middle of it
-                    os.ftruncate(self._lines, place)
-                    break
                 try:
                     row = json.loads(line)
                     self.done[row["row"]] = place
                 except (ValueError, TypeError, KeyError):
+                    is_ours = number > 1 or line[: len(_BEGINNING)] == _BEGINNING[: len(line)]
+                    if is_ours and not line.endswith(b"\n"):  # its process was killed in the middle of it
+                        os.ftruncate(self._lines, place)
+                        break
                     raise ParameterError(
                         f"{self._lines_path}, line {number} is no result of a batch; write if_exists='overwrite' to "
                         "begin anew, or another output="
                     ) from None
                 place += len(line)
+                if not line.endswith(b"\n"):  # it was killed one byte before its end
+                    _write(self._lines, b"\n")
+                    return place + 1
         return place
 
     @staticmethod
@@ -280,9 +301,34 @@ def encoded(value: Any) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """Returns a value as JSON has it: objects as dicts, times as text, bytes in base64, what has no such form as it is
-    shown in messages."""
-    return msgspec.to_builtins(value, enc_hook=_other, str_keys=True)
+    """Returns a value as JSON has it: objects as dicts, times as text, bytes in base64, sets in the order of their
+    texts, what has no such form, or is deeper than 100 levels, as it is shown in messages."""
+    return _plain(value, 0)
+
+
+def _plain(value: Any, depth: int) -> Any:
+    match value:
+        case _ if depth > _MOST_DEPTH:  # it may hold itself
+            return shown(value)
+        case dict():
+            return {_key(key): _plain(each, depth + 1) for key, each in value.items()}
+        case list() | tuple():
+            return [_plain(each, depth + 1) for each in value]
+        case set() | frozenset():
+            return sorted((_plain(each, depth + 1) for each in value), key=encoded)
+    try:
+        return msgspec.to_builtins(value, enc_hook=_other, str_keys=True)
+    except (TypeError, RecursionError):  # what it holds
+        return _ADDRESS.sub("", shown(value))
+
+
+def _key(key: Any) -> str:
+    if type(key) is str:
+        return key
+    try:
+        return str(next(iter(msgspec.json.decode(msgspec.json.encode({key: None})))))
+    except (TypeError, UnicodeEncodeError, OverflowError):
+        return shown(key)
 
 
 def _other(value: Any) -> Any:
@@ -293,4 +339,19 @@ def _other(value: Any) -> Any:
         return value.isoformat()
     if hasattr(kind, "tolist"):  # arrays, and numbers of numpy
         return value.tolist()
-    return shown(value)
+    return _ADDRESS.sub("", shown(value))
+
+
+def _is_same(kept: Any, now: Any) -> bool:
+    """Returns whether the value of a file is that of an input: a column of Parquet has one type, for which a value may
+    have become the text of its JSON, or have got members that are None."""
+    if kept == now:
+        return True
+    match kept, now:
+        case dict(), dict():
+            return all(_is_same(kept.get(name), now.get(name)) for name in {*kept, *now})
+        case list(), list():
+            return len(kept) == len(now) and all(map(_is_same, kept, now))
+        case str(), _:
+            return kept == text_of(now)
+    return False

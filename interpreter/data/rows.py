@@ -17,6 +17,7 @@ import csv
 import difflib
 import gzip
 import inspect
+import math
 import os
 import stat
 import types
@@ -48,11 +49,12 @@ class Table:
 
     Attributes:
         name: of the file or the kind of frame, for messages.
-        columns: of the first row, where rows differ.
+        columns: of all rows, where those are read beforehand; else of the first one.
         total: number of rows; None where it is not known.
         rows: yields them, once.
         is_text: values are texts that stand for numbers, as in CSV.
         schema: pyarrow's, of a table that has one.
+        path: of the file; "" for what is in memory.
         skips: is given the number and the input of a row, and says that it needs no run; None: every row needs one.
     """
 
@@ -62,6 +64,7 @@ class Table:
     rows: Iterator[Row]
     is_text: bool = False
     schema: Any = None  # Any: pyarrow.Schema, which need not be installed
+    path: str = ""
     skips: Callable[[int, Row], bool] | None = None
 
 
@@ -112,15 +115,16 @@ def _file(path: str, asked: str) -> Table:
     columns: tuple[str, ...] = ()
     rows = read(path)
     if regular:  # it can be read again
-        total = 0
+        total, names = 0, dict[str, None]()
         for row in read(path):
-            columns = columns if total else tuple(row)
+            names |= dict.fromkeys(row)
             total += 1
+        columns = tuple(names)
     else:
         first = next(rows, None)
         columns = () if first is None else tuple(first)
         rows = _after(first, rows)
-    return Table(path, columns, total, rows, is_text=suffix == ".csv")
+    return Table(path, columns, total, rows, is_text=suffix == ".csv", path=path)
 
 
 def _after(first: Row | None, rows: Iterator[Row]) -> Iterator[Row]:
@@ -207,7 +211,7 @@ def _parquet(path: str) -> Table:
                 raise ParameterError(f"{path} is damaged ({error}); write the file again") from None
 
     schema = file.schema_arrow
-    return Table(path, _check_names(path, schema.names), file.metadata.num_rows, rows(), schema=schema)
+    return Table(path, _check_names(path, schema.names), file.metadata.num_rows, rows(), schema=schema, path=path)
 
 
 # -------------------------------------------------------------------------------- frames
@@ -225,7 +229,11 @@ def _pandas(frame: Any) -> Table:
 
 
 def _polars(frame: Any) -> Table:
-    return Table("the frame", _check_names("the frame", frame.columns), len(frame), frame.iter_rows(named=True))
+    rows = (
+        {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
+        for row in frame.iter_rows(named=True)
+    )
+    return Table("the frame", _check_names("the frame", frame.columns), len(frame), rows)
 
 
 def _arrow(table: Any) -> Table:
@@ -293,7 +301,10 @@ class RowCalls:
         Raises:
             ParameterError: a column is missing in this row, or its value does not fit the annotation.
         """
-        names = row if self._arguments.takes_any else [name for name in self._parameters if name in row]
+        names: Iterable[str] = [name for name in self._parameters if name in row]
+        if self._arguments.takes_any:
+            taken = {*self._arguments.leading, *self._arguments.bound}
+            names = [name for name in row if name not in taken]
         given = {name: row[name] for name in names}
         for name, kind in self._kinds.items():
             if name in given:
@@ -330,6 +341,8 @@ class RowCalls:
         assert table is not None, "only tables have kinds"
         if table.is_text and value == "" and not _takes(kind, str) and _takes(kind, type(None)):
             return None
+        if isinstance(value, float) and value.is_integer() and _takes(kind, int) and not _takes(kind, float):
+            return int(value)  # pandas has floats in a column of numbers with gaps
         try:
             return msgspec.convert(value, kind, strict=not table.is_text)
         except msgspec.ValidationError:

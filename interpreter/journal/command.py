@@ -81,9 +81,12 @@ def _replayed(file: JournalFile, line: JournalProgram, program: Any) -> list[str
     if line.speculate is not None:
         speculation["speculate" if line.speculate == "auto" else "num_api_spec_tokens"] = line.speculate
     try:
-        state = program.run(**line.given, sampling={**line.sampling, **speculation, "journal": use})
+        state = program.run(*line.positions, **line.given, sampling={**line.sampling, **speculation, "journal": use})
         state.sync()
     except UmbelError as error:
         if not (isinstance(error, JournalError) and use.differences):  # it is the last of them
             use.differences.append(f"item {line.item}: {type(error).__name__}: {error}")
+    except Exception as error:  # of the program's own code
+        if line.item in file.finished:
+            use.differences.append(f"item {line.item}: {type(error).__name__}: {error}; it had ended without an error")
     return [*use.differences, *(missing for run in use.begun for missing in run.unasked())]

@@ -114,9 +114,10 @@ class JournalProgram(_Line, frozen=True, tag="program"):
         item: of the batch, "0" for a run; "3>0" for the first run that the body of item 3 started.
         program: its name.
         arguments: name → digest, options of the run among them.
-        given: the arguments, where JSON can say them all.
+        given: the arguments by name, where JSON can say them all.
         sampling: sampling options of the run.
         speculate: tokens of speculation of the run or program, "auto", or None.
+        positions: the first arguments, where a parameter is taken by position alone.
     """
 
     item: str
@@ -125,6 +126,7 @@ class JournalProgram(_Line, frozen=True, tag="program"):
     given: dict[str, Any] | None = None  # Any: JSON
     sampling: dict[str, Any] = {}
     speculate: int | str | None = None
+    positions: list[Any] = []  # Any: JSON
 
 
 class PromptText(msgspec.Struct, frozen=True, array_like=True):
@@ -384,6 +386,8 @@ class JournalFile:
                     yield data
                     continue
                 number = len(self._offsets)
+                if number == 1 and data[: len(_OPENING)] != _OPENING[: len(data)]:  # nothing of it is a journal's
+                    raise self._damaged(1)
                 warnings.warn(
                     f"{self.path}: the last line ({number}) is torn, and is dropped; its call is made again",
                     JournalWarning,

@@ -19,6 +19,7 @@ import tokenize
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from hashlib import blake2b
+from inspect import BoundArguments
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -151,9 +152,22 @@ def _plain(value: Any, depth: int) -> Any:
     return named
 
 
-def given_of(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the arguments as JSON says them, with lists for tuples; None where one is no such value."""
-    return dict(arguments) if all(map(_is_json, arguments.values())) else None
+def json_of(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the values as JSON says them, with lists for tuples; None where one is no such value."""
+    return dict(values) if all(map(_is_json, values.values())) else None
+
+
+def given_of(call: BoundArguments) -> tuple[list[Any], dict[str, Any] | None]:
+    """Returns the arguments of a call as `run` takes them again: positions, where a parameter has no name in a call,
+    and names; None for the names where JSON cannot say a value."""
+    parameters = call.signature.parameters.values()
+    if any(each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL) for each in parameters):
+        named = json_of(call.kwargs) if _is_json(call.args) else None
+        return [] if named is None else list(call.args), named
+    flat: dict[str, Any] = {}
+    for name, value in call.arguments.items():
+        flat |= value if call.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+    return [], json_of(flat)
 
 
 def _is_json(value: Any, depth: int = 0) -> bool:

@@ -79,12 +79,6 @@ class OfflineModel:
 
 
 def offline(file: JournalFile, item: str) -> Backend:
-    """Returns the model that answered the calls of an item.
-
-    Raises:
-        JournalError: the journal has no call.
-    """
-    model = file.model_of(item)
-    if model is None:
-        raise JournalError(f"{file.path} has no call, so there is nothing to replay; record it first")
+    """Returns the model that answered the calls of an item; one of which nothing is known, where there were none."""
+    model = file.model_of(item) or JournalModel(Capabilities(file.path))
     return OfflineModel(model, frozenset(file.constraints))

@@ -6,18 +6,21 @@ Programs of a test are recorded once, and replayed without a model from then on:
         backend = umbel_journal.backend(lambda: ul.OpenAI("gpt-4o"))
         assert capital.run("France", backend=backend)["answer"] == "Paris"
 
-All runs of the test are in one file: `journals/MODULE.TEST.jsonl`, in the folder of the test. `--umbel-record` says
-what happens to it:
+All runs of the test are in one file: `journals/MODULE.TEST.jsonl`, or `MODULE.CLASS.TEST.jsonl`, in the folder of the
+test. `--umbel-record` says what happens to it:
 
     once    a file that is there is replayed; a new one is recorded (the default)
     none    files are replayed, and a test without one fails: for CI
     new     files are replayed; calls that are not in them are made, and appended
     all     files are recorded afresh
 
+A file that was begun by a test that failed before its runs had ended is removed: calls that failed are not recorded.
+
 A test that fails by an error of umbel's, or of a program's own, shows the lines of the test and of the program;
 `pytest --full-trace` shows those between. An error that umbel itself has made keeps them.
 """
 
+import hashlib
 import os
 import re
 import sys
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from .use import JournalUse
 
 FOLDER = "journals"
+_LONGEST = 160  # characters of the name of a test in that of its file
+_FAILED = pytest.StashKey[bool]()
 _ROOT = __name__.partition(".")[0]
 _INSTALLED = ("<frozen ", *{path + os.sep for path in sysconfig.get_paths().values() if path})
 
@@ -49,7 +54,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(item: pytest.Item, call: "pytest.CallInfo[None]") -> None:
-    """Hides the frames of umbel, but in its own tests."""
+    """Notes whether the test has failed, and hides the frames of umbel, but in its own tests."""
+    item.stash[_FAILED] = item.stash.get(_FAILED, False) or call.excinfo is not None
     package = sys.modules.get(_ROOT)
     if call.excinfo is None or package is None or item.config.rootpath == Path(str(package.__file__)).parent:
         return
@@ -115,6 +121,11 @@ class JournalOfTest:
             "pytest --umbel-record=all",
         )
 
+    @property
+    def whole(self) -> bool:
+        """True if it has runs, and all of them have ended without an error."""
+        return bool(self._file.programs) and self._file.programs.keys() <= self._file.finished
+
     def close(self) -> None:
         self._file.release()
 
@@ -125,8 +136,7 @@ def umbel_journal(request: pytest.FixtureRequest) -> Iterator[JournalOfTest]:
     from ..run import journal_of_block
 
     record = request.config.getoption("--umbel-record")
-    name = re.sub(r"[^\w.\[\]-]+", "_", request.node.name)[:160]
-    path = request.path.parent / FOLDER / f"{request.path.stem}.{name}.jsonl"
+    path = request.path.parent / FOLDER / f"{request.path.stem}.{_name_of(request.node)}.jsonl"
     there = path.is_file() and path.stat().st_size > 0
     if record == "none" and not there:
         pytest.fail(f"{path} is not there; record it: pytest --umbel-record=once, with a model", pytrace=False)
@@ -138,4 +148,15 @@ def umbel_journal(request: pytest.FixtureRequest) -> Iterator[JournalOfTest]:
         with journal_of_block(journal.use):
             yield journal
     finally:
+        begun = not journal.replays and (record == "all" or not there)
+        useless = begun and request.node.stash.get(_FAILED, False) and not journal.whole
         journal.close()
+        if useless:
+            path.unlink()
+
+
+def _name_of(test: pytest.Item) -> str:
+    """Returns the name of a test in its module, as a file may be called; with a digest where something is left out."""
+    name = test.nodeid.partition("::")[2].replace("::", ".")
+    written = re.sub(r"[^\w.\[\]-]+", "_", name)[:_LONGEST]
+    return written if written == name else f"{written}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"

@@ -25,7 +25,7 @@ from ...lang.state import State
 from ..loop import wait_for
 from ..run import Run
 from .file import FORMAT, JournalEnd, JournalFile, JournalHeader, JournalProgram
-from .identity import arguments_of, given_of
+from .identity import arguments_of, given_of, json_of
 from .offline import offline
 from .stored import StoredCalls
 
@@ -205,9 +205,10 @@ class JournalUse:
         if self.mode.makes_calls and (known is None or known[0] != digests):
             tokens = None if options.speculation is None else options.speculation.tokens
             speculate = "auto" if options.speculation is not None and tokens is None else tokens
-            sampling = given_of(options.sampling) or {}
-            given = given_of(call.arguments)
-            file.append(JournalProgram(item, program.name, digests, given, sampling, speculate), later=True)
+            sampling = json_of(options.sampling) or {}
+            positions, given = given_of(call)
+            line = JournalProgram(item, program.name, digests, given, sampling, speculate, positions)
+            file.append(line, later=True)
         stored = run.stored = StoredCalls(run, self, file, item, inner=self._inner)
         if self.mode.compares:
             self.begun.append(stored)

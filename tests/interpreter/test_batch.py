@@ -1,6 +1,7 @@
 """Many programs: order, bounds, failures, memory."""
 
 import threading
+from pathlib import Path
 
 import pytest
 import umbel as ul
@@ -222,3 +223,14 @@ def test_an_interrupt_cancels_the_batch() -> None:
     loop.streams.run(_tick(), PATIENCE)
     assert first.ret_value == 0
     assert echo.active == set()
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_batch_that_is_given_up_frees_its_journal(threads: int, tmp_path: Path) -> None:
+    """Bodies that wait for a thread never run then, and hold the file no longer."""
+    items, path = [(number,) for number in range(40)], tmp_path / "run.jsonl"
+    for _ in repeat.run_batch(items, backend=Echo(), journal=path, generator_style=True, num_threads=threads):
+        break
+    again = Echo()
+    assert len(repeat.run_batch(items, backend=again, journal=path, timeout=PATIENCE)) == 40
+    assert again.calls < 40

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import decimal
 import json
 import os
 import signal
@@ -214,6 +215,80 @@ def test_a_full_disk_stops_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert echo.calls < 100
 
 
+# -------------------------------------------------------------------------------- files that are none of the batch's
+
+
+def test_a_file_of_one_line_that_is_no_result_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text('{"important": 1}')
+    with pytest.raises(ul.ParameterError, match="line 1 is no result of a batch"):
+        check.run_batch(ITEMS, backend=ul.Echo(), output=path, if_exists="resume")
+    assert path.read_text() == '{"important": 1}'
+
+
+@pytest.mark.parametrize("kept", [0, 3, 7, 12])
+def test_a_first_line_that_is_torn_is_taken_off(kept: int, tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(b'{"row": 0, "x": 0'[:kept])
+    done = check.run_batch(ITEMS[:1], backend=ul.Echo(), output=path, if_exists="resume")
+    assert (done.resumed, lines(path)) == (0, [{"row": 0, "x": 0, "id": "n0", "y": "<0>"}])
+
+
+def test_a_line_that_lacks_its_end_alone_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    check.run_batch(ITEMS[:2], backend=ul.Echo(), output=path, num_threads=1)
+    path.write_bytes(path.read_bytes()[:-1])
+    echo = ul.Echo()
+    done = check.run_batch(ITEMS[:3], backend=echo, output=path, if_exists="resume")
+    assert (done.resumed, echo.calls, [line["row"] for line in lines(path)]) == (2, 1, [0, 1, 2])
+
+
+@pytest.mark.parametrize("existing", ["error", "resume", "overwrite"])
+@pytest.mark.parametrize("output", ["data.jsonl", "./data.jsonl", "link.jsonl", "first.jsonl", "both.parquet"])
+def test_the_input_is_never_written_over(
+    output: str, existing: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = {"first.jsonl": "first.failed.jsonl", "both.parquet": "both.partial.jsonl"}.get(output, "data.jsonl")
+    Path(source).write_text('{"x": 1}\n')
+    Path("link.jsonl").symlink_to("data.jsonl")
+    with pytest.raises(ul.ParameterError, match="which the input is read from; write another output="):
+        check.run_batch(source, backend=ul.Echo(), output=output, if_exists=existing)
+    assert Path(source).read_text() == '{"x": 1}\n'
+
+
+def test_the_failures_of_another_run_are_not_removed(tmp_path: Path) -> None:
+    failures = tmp_path / "out.failed.jsonl"
+    failures.write_text("{}\n")
+    with pytest.raises(ul.ParameterError, match=r"out.failed.jsonl exists"):
+        check.run_batch(ITEMS, backend=ul.Echo(), output=tmp_path / "out.parquet")
+    assert failures.read_text() == "{}\n"
+
+
+@pytest.mark.parametrize(("one", "other"), [("output", "view"), ("output", "journal"), ("view", "journal")])
+def test_two_options_do_not_name_one_file(one: str, other: str, tmp_path: Path) -> None:
+    given: dict[str, Any] = {one: tmp_path / "out.jsonl", other: str(tmp_path / "out.jsonl")}
+    with pytest.raises(ul.ParameterError, match=rf"{one}= and {other}= name one file"):
+        check.run_batch([{"x": 1}], backend=ul.Echo(), **given)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_an_output_is_the_input_of_the_next_step(tmp_path: Path) -> None:
+    @ul.function
+    def second(s: ul.State, y: str) -> None:
+        s += y + "!" + ul.gen("z")
+
+    check.run_batch(ITEMS[:2], backend=ul.Echo(), output=tmp_path / "one.jsonl", num_threads=1)
+    for _ in range(2):
+        done = second.run_batch(
+            tmp_path / "one.jsonl", backend=ul.Echo(), output=tmp_path / "two.jsonl", if_exists="resume"
+        )
+    assert done.resumed == 2
+    assert lines(tmp_path / "two.jsonl")[1] == {"row": 1, "row_in": 1, "x": 1, "id": "n1", "y": "<1>", "z": "<1>!"}
+    frame = second.run_batch(pandas.DataFrame({"y": ["a", "b"], "row": [1, 0]}), backend=ul.Echo()).to_pandas()
+    assert [list(frame[name]) for name in ("row", "row_in", "y")] == [[0, 1], [1, 0], ["a", "b"]]
+
+
 # -------------------------------------------------------------------------------- types
 
 TYPED = '{"age": 3, "names": ["a", "b"]}'
@@ -263,6 +338,105 @@ def test_columns_of_mixed_types_become_json(tmp_path: Path) -> None:
     found = done.to_arrow().column("ret_value").to_pylist()
     assert found[:4] == ["1", "one", '{"a": 1}', str(2**70)]
     assert (done.done, done.failed) == (7, 0)
+
+
+WHEN = datetime.datetime(2026, 1, 2, 3, 4, 5)
+CARRIED = {
+    "time": pyarrow.array([datetime.time(1, 2), None]),
+    "date": pyarrow.array([datetime.date(2026, 1, 2), None]),
+    "duration": pyarrow.array([datetime.timedelta(seconds=90), None]),
+    "times": pyarrow.array([[WHEN], None]),
+    "struct": pyarrow.array([{"at": WHEN, "raw": b"hi"}, None]),
+    "binaries": pyarrow.array([[b"hi", b"\xff"], []]),
+    "fixed": pyarrow.array([b"abcd", None], type=pyarrow.binary(4)),
+    "map": pyarrow.array([[("a", b"\x00")], None], type=pyarrow.map_(pyarrow.string(), pyarrow.binary())),
+    "pair": pyarrow.array([[1, 2], None], type=pyarrow.list_(pyarrow.int64(), 2)),
+    "decimal": pyarrow.array([decimal.Decimal("7.00"), None]),
+    "named": pyarrow.array(["a", None]).dictionary_encode(),
+    "fine": pyarrow.array([1, None], type=pyarrow.timestamp("ns", "UTC")),
+}
+
+
+@pytest.mark.parametrize("name", CARRIED)
+def test_an_input_column_of_parquet_keeps_its_type_and_its_values(name: str, tmp_path: Path) -> None:
+    table = pyarrow.table({"x": [1, 2], name: CARRIED[name]})
+    for existing in ("error", "resume"):
+        done = check.run_batch(table, backend=ul.Echo(), output=tmp_path / "out.parquet", if_exists=existing)
+        found = parquet.read_table(tmp_path / "out.parquet").sort_by("row").column(name)
+        assert found.type == table.schema.field(name).type
+        assert found.to_pylist() == table.column(name).to_pylist()
+    assert done.resumed == 2
+
+
+def test_what_parquet_cannot_hold_becomes_text(tmp_path: Path) -> None:
+    @ul.function
+    def tagged(s: ul.State, x: int) -> Any:
+        s["tags"] = {}
+        return [{"inner": {}}]
+
+    table = pyarrow.table({"x": [1], "none": pyarrow.array([{}], type=pyarrow.struct([]))})
+    tagged.run_batch(table, backend=ul.Echo(), output=tmp_path / "out.parquet")
+    row = parquet.read_table(tmp_path / "out.parquet").to_pylist()[0]
+    assert row == {"row": 0, "x": 1, "none": "{}", "tags": "{}", "ret_value": '[{"inner": {}}]'}
+
+
+@pytest.mark.parametrize("values", [[1, "s"], [{"k": 1}, {"j": 2}], [[1], "a"], [[{"k": 1}, {"j": [2]}]]])
+def test_values_that_parquet_has_in_another_form_are_the_input_all_the_same(values: list[Any], tmp_path: Path) -> None:
+    @ul.function
+    def keep(s: ul.State, x: Any) -> None:
+        s += "a" + ul.gen("y")
+
+    for existing in ("error", "resume"):
+        items = [{"x": value} for value in values]
+        done = keep.run_batch(items, backend=ul.Echo(), output=tmp_path / "out.parquet", if_exists=existing)
+    assert (done.resumed, done.done) == (len(values), len(values))
+
+
+SET = """
+import umbel as ul
+
+class Thing: pass
+
+@ul.function
+def keep(s, x, thing):
+    s += "a" + ul.gen("y")
+
+items = [{"x": {"a", "b", "c", "d"}, "thing": Thing()}]
+print(keep.run_batch(items, backend=ul.Echo(), output="out.jsonl", if_exists="resume").resumed)
+"""
+
+
+def test_sets_and_objects_are_the_same_in_another_process(tmp_path: Path) -> None:
+    for seed, resumed in (("1", "0\n"), ("2", "1\n")):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, "-c", SET], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.stdout == resumed, done.stderr
+
+
+def test_a_value_of_any_kind_ends_no_batch(tmp_path: Path) -> None:
+    @ul.function
+    def odd(s: ul.State, x: int) -> None:
+        itself: list[Any] = []
+        itself.append(itself)
+        s["found"] = [{(1, 2): 3, 4: 5, None: 6, "a": {7}}, itself][x % 2]
+
+    done = odd.run_batch([{"x": n} for n in range(10)], backend=ul.Echo(), output=tmp_path / "out.jsonl")
+    assert (done.done, done.failed) == (10, 0)
+    assert lines(tmp_path / "out.jsonl")[0]["found"] == {"(1, 2)": 3, "4": 5, "None": 6, "a": [7]}
+
+
+def test_a_text_that_was_cut_off_leaves_the_frame_of_the_others() -> None:
+    @ul.function
+    def read(s: ul.State, text: str) -> None:
+        s += text + ul.gen("found", dtype=Found, max_tokens=99 if text == "one" else 2)
+
+    results = read.run_batch([("one",), ("two",)], backend=ul.Echo([TYPED] * 2), on_error="return", num_threads=1)
+    frame = results.to_pandas()
+    assert frame["found"][0] == {"age": 3, "names": ["a", "b"]}
+    assert list(frame["error"].notna()) == [False, True]
+    assert frame["error"][1].startswith("ResultError: ")
 
 
 def test_a_list_of_results_becomes_a_frame() -> None:

@@ -75,6 +75,42 @@ def test_a_bound_argument_stays_and_needs_no_column() -> None:
     assert state["label"] == "plain: Fine."
 
 
+def test_a_bound_argument_is_given_once() -> None:
+    bound = label.bind(tone="dry")
+    with pytest.raises(ul.ParameterError, match=r"item 0 gives 'tone', which label has bound; leave it out"):
+        bound.run_batch([{"review": "Fine.", "tone": "warm"}], backend=ul.Echo())
+
+
+def test_a_column_with_the_name_of_the_state_is_carried() -> None:
+    @ul.function
+    def loose(s: ul.State, review: str, **more: str) -> None:
+        s += review + ul.gen("label")
+        s["more"] = more
+
+    rows = [{"s": "a", "review": "b", "mood": "c"}]
+    for program, expected in ((loose, {"mood": "c"}), (loose.bind(mood="d"), {"mood": "d"})):
+        (state,) = program.run_batch(pandas.DataFrame(rows), backend=ul.Echo())
+        assert state["more"] == expected
+
+
+@pytest.mark.parametrize("frame", [pandas.DataFrame, polars.DataFrame])
+def test_a_gap_in_a_column_of_numbers_is_none(frame: Callable[[Any], Any]) -> None:
+    @ul.function
+    def count(s: ul.State, n: int | None, x: float | None) -> None:
+        s["n"], s["x"] = n, x
+
+    results = count.run_batch(frame({"n": [1, None], "x": [float("nan"), 2.5]}), backend=ul.Echo())
+    assert [(state["n"], state["x"]) for state in results] == [(1, None), (None, 2.5)]
+
+
+def test_columns_are_those_of_all_rows_of_a_file(tmp_path: Path) -> None:
+    source = jsonl(tmp_path, '{"other": 1}\n{"review": "a", "tone": "dry"}\n')
+    missing, found = label.run_batch(source, backend=ul.Echo(), on_error="return")
+    assert isinstance(missing, ul.Failure)
+    assert "row 0" in str(missing.error)
+    assert found["label"] == "dry: a"
+
+
 def test_a_data_set_of_dicts_is_a_table() -> None:
     class Dataset:
         column_names = ["id", "review"]

@@ -555,3 +555,15 @@ def test_a_batch_that_was_left_in_the_middle_keeps_its_journal_and_does_not_bloc
     left.close()
     states = ask.run_batch(items, backend=ul.Echo(), journal=path)
     assert sum(state.cost.read.calls for state in states) == 3
+
+
+@pytest.mark.parametrize("text", ["my only line", "{", '{"key": "value"}', "\ufeff{}"])
+def test_a_file_of_one_line_that_is_no_journal_is_left_alone(text: str, path: str) -> None:
+    Path(path).write_text(text)
+    if not '{"sum":"'.startswith(text):
+        with pytest.raises(ul.JournalError, match="is no journal, or its first line was edited"):
+            ask.run("Why?", backend=ul.Echo(), journal=path)
+        assert Path(path).read_text() == text
+        return
+    with pytest.warns(ul.JournalWarning, match="torn"):
+        ask.run("Why?", backend=ul.Echo(), journal=path)

@@ -188,6 +188,66 @@ def test_a_changed_program_fails_its_test_until_it_is_recorded_again(
     assert project("--umbel-record=none")[0] == 1
 
 
+NAMES = """
+import os
+
+import pytest
+import umbel as ul
+
+
+@ul.function
+def ask(s, question):
+    s += question + ul.gen("answer", max_tokens=4)
+
+
+class TestOne:
+    def test_it(self, umbel_journal):
+        assert ask.run("one", backend=umbel_journal.backend(ul.Echo))["answer"] == "one"
+
+
+class TestTwo:
+    def test_it(self, umbel_journal):
+        assert ask.run("two", backend=umbel_journal.backend(ul.Echo))["answer"] == "two"
+
+
+@pytest.mark.parametrize("text", ["a b", "a/b"])
+def test_text(text, umbel_journal):
+    assert ask.run(text, backend=umbel_journal.backend(ul.Echo))["answer"] == text
+
+
+def test_model(umbel_journal):
+    faults = ul.FailCall(2, ul.RequestError("no network")) if "FAULT" in os.environ else None
+    backend = umbel_journal.backend(lambda: ul.Echo(faults=faults))
+    assert [ask.run(each, backend=backend)["answer"] for each in ("x", "y")] == ["x", "y"]
+
+
+@ul.function
+def silent(s):
+    s += "nothing is asked"
+
+
+def test_without_a_call(umbel_journal):
+    assert silent.run(backend=umbel_journal.backend(ul.Echo)).text() == "nothing is asked"
+"""
+
+
+@pytest.mark.processes
+def test_each_test_has_a_file_of_its_own_and_a_failed_recording_leaves_none(
+    project: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "test_program.py").write_text(NAMES)
+    monkeypatch.setenv("FAULT", "1")
+    code, printed = project()
+    assert (code, "1 failed, 5 passed" in printed) == (1, True), printed
+    monkeypatch.delenv("FAULT")
+    for record in ("once", "all", "none"):
+        code, printed = project(f"--umbel-record={record}")
+        assert code == 0, printed
+    names = {path.name for path in (tmp_path / "journals").iterdir()}
+    assert {f"test_program.{name}.jsonl" for name in ("TestOne.test_it", "TestTwo.test_it", "test_model")} < names
+    assert len(names) == 6
+
+
 FAILING = """
 import sys
 
@@ -237,3 +297,44 @@ def test_failures_show_the_lines_of_test_and_program(project: Callable[..., tupl
     assert "AssertionError: of the test" in printed
     code, printed = project("--full-trace")
     assert "interpreter" in printed
+
+
+LOOSE = """
+import umbel as ul
+
+
+@ul.function
+def loose(s, text, /, *more, mood="plain", **other):
+    s += f"{text} {more} {mood} {other}" + ul.gen("a")
+    s["a"]
+    if text == "b":
+        raise ValueError("bad")
+
+
+@ul.function
+def named(s, text, **other):
+    s += f"{text} {other}" + ul.gen("a")
+"""
+
+
+@pytest.mark.parametrize("call", ['loose.run("a", "c", mood="m", key=1,', 'named.run("a", key=[1], text2="b",'])
+def test_arguments_of_all_kinds_are_given_again(call: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "app.py").write_text(LOOSE)
+    scope: dict[str, object] = {"ul": ul, "path": str(tmp_path / "run.jsonl")}
+    exec(compile(LOOSE, str(tmp_path / "app.py"), "exec"), scope)
+    exec(f"{call} journal=path, backend=ul.Echo())", scope)
+    assert main(["replay", str(tmp_path / "run.jsonl"), f"{tmp_path / 'app.py'}:{call.partition('.')[0]}"]) == 0
+    assert "no differences" in capsys.readouterr().out
+
+
+def test_a_program_that_had_failed_does_not_end_the_replay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, journal = tmp_path / "app.py", str(tmp_path / "run.jsonl")
+    file.write_text(LOOSE)
+    scope: dict[str, object] = {}
+    exec(compile(LOOSE, str(file), "exec"), scope)
+    items = [("a",), ("b",), ("c",)]
+    scope["loose"].run_batch(items, backend=ul.Echo(), journal=journal, on_error="return")  # type: ignore[attr-defined]
+    assert main(["replay", journal, f"{file}:loose"]) == 0
+    file.write_text(LOOSE.replace('"b"', '"c"'))
+    assert main(["replay", journal, f"{file}:loose"]) == 1
+    assert "item 2: ValueError: bad; it had ended without an error" in capsys.readouterr().out
