@@ -107,7 +107,13 @@ class Results(Framed, list[Outcome]):
 
     def rows(self) -> Iterator[Row]:
         """Yields each result as a dict: `row`, the input, then the variables as `state.value` gives them; `error` where
-        there are failures, with their class and message, a text that was cut off among them."""
+        there are failures, with their class and message, a text that was cut off among them.
+
+        Raises:
+            ParameterError: results were added to the list, or taken out of it.
+        """
+        if len(self) != len(self.inputs):
+            raise ParameterError("the list of results was changed; make the frame first, and change that")
         found = [(inputs, *_told(result)) for result, inputs in zip(self, self.inputs, strict=True)]
         failed = any(error is not None for _, _, error in found)
         for index, (inputs, values, error) in enumerate(found):

@@ -144,7 +144,9 @@ def _reading(path: str, kind: str, lines: Callable[[], int]) -> Iterator[None]:
     """Turns errors of a file into one that names file and line. `lines`: how many were read."""
     try:
         yield
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise ParameterError(f"{path} is no text in UTF-8 ({error}); save it as UTF-8") from None
+    except (OSError, EOFError, csv.Error) as error:
         line = lines() + (not isinstance(error, csv.Error))
         raise ParameterError(f"{path}, line {line}: no {kind} ({error}); mend the file, or its name") from None
 

@@ -5,8 +5,9 @@ ECE: mean over the bins, by their rows, of |accuracy - mean confidence|
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Any, cast
 
@@ -232,16 +233,17 @@ def calibration(
     """Computes the calibration of a variable; `EvaluationReport.calibration` documents it."""
     bins = checks.integer("bins", bins, 1, _MOST_BINS)
     checks.switch("equal_counts", equal_counts)
+    is_right = partial(agrees, ignore_case=bool(report.ignore_case))
     scored = [row for row in report.results if not row.error and variable in row.probabilities]
     if not scored:
         raise ParameterError(_no_probabilities(report, variable))
-    _check_labels(scored, variable, label)
+    _check_labels(scored, variable, label, is_right)
     rows, unknown = [], 0
     for row in scored:
         choice, shares = row.variables[variable], row.probabilities[variable]
-        known = any(agrees(each, row.inputs[label]) for each in shares)
+        known = any(is_right(each, row.inputs[label]) for each in shares)
         unknown += not known
-        rows.append((row.row, min(1.0, shares[choice]), agrees(choice, row.inputs[label])))
+        rows.append((row.row, min(1.0, shares[choice]), is_right(choice, row.inputs[label])))
     groups = _equal_counts(rows, bins) if equal_counts else _equal_widths(rows, bins)
     kind = "of as many rows each" if equal_counts else "of equal width"
     return Calibration(
@@ -266,13 +268,15 @@ def _no_probabilities(report: EvaluationReport, variable: str) -> str:
     )
 
 
-def _check_labels(scored: Sequence[EvaluatedRow], variable: str, label: str) -> None:
+def _check_labels(
+    scored: Sequence[EvaluatedRow], variable: str, label: str, is_right: Callable[[Any, Any], bool]
+) -> None:
     for row in scored:
         if label not in row.inputs:
             raise ParameterError(
                 f"calibration(label={shown(label)}): row {row.row} has no such column; it has {listed(row.inputs)}"
             )
-    if not any(agrees(choice, row.inputs[label]) for row in scored for choice in row.probabilities[variable]):
+    if not any(is_right(choice, row.inputs[label]) for row in scored for choice in row.probabilities[variable]):
         first = scored[0]
         raise ParameterError(
             f"calibration(label={label!r}): no label is one of the choices: row {first.row} has "

@@ -34,6 +34,9 @@ def main(arguments: Sequence[str]) -> int:
         raise ParameterError("--plot draws the calibration; write --calibration VARIABLE=COLUMN, too")
     if options.plot is not None and not options.plot.lower().endswith(PICTURES):
         raise ParameterError(f"--plot {shown(options.plot)}; write a path that ends in {', '.join(PICTURES)}")
+    for option, path in (("--save", options.save), ("--plot", options.plot)):
+        if path is not None:
+            _check_path(option, path)
     earlier = None if options.compare is None else EvaluationReport.load(options.compare)
     files: dict[str, dict[str, Any]] = {}
     program = _named(options.program, files, "program", lambda found: callable(getattr(found, "run_batch", None)))
@@ -51,9 +54,11 @@ def main(arguments: Sequence[str]) -> int:
         progress=options.progress and sys.stderr.isatty(),
         **({} if options.temperature is None else {"temperature": options.temperature}),
     )
-    if options.save is not None:
-        report.save(options.save)
-    _print(report, earlier, options)
+    try:
+        _print(report, earlier, options)
+    finally:  # a comparison that is refused loses no report
+        if options.save is not None:
+            report.save(options.save)
     if not report.figure.count:
         print("umbel eval: no row was measured", file=sys.stderr)
         return 1
@@ -63,17 +68,28 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _check_path(option: str, given: str) -> None:
+    """Raises ParameterError where no file can be made, before anything is paid for."""
+    path = Path(given)
+    if path.is_dir():
+        raise ParameterError(f"{option} {shown(given)} is a folder; write the path of a file in it")
+    if not path.parent.is_dir():
+        raise ParameterError(f"{option} {shown(given)}: {path.parent} is no folder; make it, or write another path")
+
+
 def _print(report: EvaluationReport, earlier: EvaluationReport | None, options: argparse.Namespace) -> None:
-    """Prints the report at once: what comes after it may be refused."""
+    """Prints the report, whether or not what comes after it is refused."""
     if not options.json:
         print(report, flush=True)
     found: dict[str, Any] = {"report": report.to_dict()}
-    for name, part in _further(report, earlier, options):
-        found[name] = part.to_dict()
-        if not options.json:
-            print(f"\n{part}", flush=True)
-    if options.json:
-        print(json.dumps(found))
+    try:
+        for name, part in _further(report, earlier, options):
+            found[name] = part.to_dict()
+            if not options.json:
+                print(f"\n{part}", flush=True)
+    finally:
+        if options.json:
+            print(json.dumps(found), flush=True)
 
 
 def _further(
@@ -81,9 +97,9 @@ def _further(
 ) -> Iterator[tuple[str, Calibration | Comparison]]:
     if options.calibration is not None:
         calibration = report.calibration(*_pair("--calibration", options.calibration), bins=options.bins)
-        if options.plot is not None:
-            calibration.plot(options.plot)
         yield "calibration", calibration
+        if options.plot is not None:  # after it is printed, as the picture may be refused
+            calibration.plot(options.plot)
     if earlier is not None:
         yield "comparison", compare(earlier, report)
 

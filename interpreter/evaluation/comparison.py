@@ -14,7 +14,7 @@ import msgspec
 from ...lang.errors import ParameterError, shown
 from ..data.rows import listed
 from .intervals import interval_of_differences, is_proportion, paired_test
-from .report import EvaluationReport
+from .report import EvaluationReport, measure_of
 from .rows import EvaluatedRow, short, simple
 from .texts import Field, Printed, counted, listed_rows, number, signed
 
@@ -177,7 +177,7 @@ def compare(first: EvaluationReport, second: EvaluationReport) -> Comparison:
         second: the other one.
 
     Raises:
-        ParameterError: they are about other rows, or have no figure in common.
+        ParameterError: they are about other rows or other right answers, or have no figure in common.
 
     Examples:
         >>> @ul.function
@@ -208,8 +208,15 @@ def compare(first: EvaluationReport, second: EvaluationReport) -> Comparison:
                 "umbel.EvaluationReport.load(PATH)"
             )
     _check_rows(first, second)
+    _check_measures(first, second)
     names = [name for name in first.figures if name in second.figures]
     if not names:
+        for name, report in (("first", first), ("second", second)):
+            if not any(row.figures for row in report.results):
+                raise ParameterError(
+                    f"the {name} report has no row with figures, so there is nothing to compare; see its errors and "
+                    "its unmeasured rows, and evaluate again"
+                )
         raise ParameterError(
             f"the first report has {listed(first.figures, 'figures')}, and the second "
             f"{listed(second.figures, 'figures')}; evaluate both with the same metric"
@@ -243,6 +250,19 @@ def _check_rows(first: EvaluationReport, second: EvaluationReport) -> None:
         )
 
 
+def _check_measures(first: EvaluationReport, second: EvaluationReport) -> None:
+    """Raises ParameterError where the metrics compare with other right answers. Programs of other names may name their
+    variables otherwise, and a report may not know what its metric compares."""
+    one, other = measure_of(first), measure_of(second)
+    names = ["label", "ignore_case", "variable"] if first.program == second.program else ["label", "ignore_case"]
+    for name in names:
+        if one[name] != other[name] and not {one[name], other[name]} & {"", None}:
+            raise ParameterError(
+                f"the reports are of different metrics: the first has {name}={shown(one[name])}, and the second "
+                f"{shown(other[name])}; evaluate both with the same metric"
+            )
+
+
 def _difference(name: str, first: EvaluationReport, second: EvaluationReport) -> Difference:
     one, other = first.values(name), second.values(name)
     rows = [row for row in one if row in other]
@@ -250,7 +270,9 @@ def _difference(name: str, first: EvaluationReport, second: EvaluationReport) ->
         raise ParameterError(f"no row has {name!r} in both reports; the metric raised, see report.unmeasured")
     changes = {row: other[row] - one[row] for row in rows}
     values, seed = list(changes.values()), first.seed
-    interval, test = interval_of_differences(values, seed), paired_test(values, seed)
+    share = is_proportion([*(one[row] for row in rows), *(other[row] for row in rows)])
+    interval = interval_of_differences(values, seed, are_shares=share)
+    test = paired_test(values, seed, are_shares=share)
     order = sorted(changes, key=lambda row: (-abs(changes[row]), row))
     return Difference(
         name=name,
@@ -265,5 +287,5 @@ def _difference(name: str, first: EvaluationReport, second: EvaluationReport) ->
         count=len(rows),
         better=tuple(row for row in order if changes[row] > 0),
         worse=tuple(row for row in order if changes[row] < 0),
-        is_share=is_proportion([*(one[row] for row in rows), *(other[row] for row in rows)]),
+        is_share=share,
     )

@@ -26,9 +26,10 @@ from ..data.progress import BatchProgress
 from ..data.rows import Row, Table, table_of
 from ..run import chosen_backend
 from .metrics import Matching, Metric, checked_metric, figures_of, name_of
-from .report import EvaluationReport
+from .report import EvaluationReport, measure_of
 from .rows import (
     EvaluatedRow,
+    measure_of_line,
     probabilities_of,
     row_of_line,
     seconds_of,
@@ -73,8 +74,8 @@ def evaluate(
         backend: to run on, instead of the default one.
         journal: path of a file with finished calls: a run that was killed goes on without paying twice.
         output: path of a .jsonl file, into which each row is written with its figures as soon as it is measured.
-        if_exists: "resume" takes the rows that an output has already, and runs those that it lacks; "overwrite" begins
-            anew; "error", the default, refuses.
+        if_exists: "resume" takes the rows that an output of the same metric has already, and runs those that it lacks;
+            "overwrite" begins anew; "error", the default, refuses.
         seed: of the resampling of intervals and tests; default: 0. That of the model goes to `sampling={"seed": 1}`.
         error_score: figure of a failed program where the metric gives numbers; default: 0. For bools it is False.
         max_errors: number of rows with an error, of program or metric, after which the run stops; None: it never does.
@@ -86,7 +87,7 @@ def evaluate(
         The report: figures with intervals, cost, errors by kind, and all rows.
 
     Raises:
-        ParameterError: wrong arguments, a column that is missing, or data without rows.
+        ParameterError: wrong arguments, a column that is missing, data without rows, or an output of another metric.
         JournalError: the journal is damaged, in use, or of another program, version, model or arguments.
         Exception: that of the data itself, or of the row that exceeds `max_errors`; its attribute `report` is about the
             rows that were measured before.
@@ -132,6 +133,7 @@ def evaluate(
         results=(),
         variable=metric.variable if isinstance(metric, Matching) else "",
         label=metric.label if isinstance(metric, Matching) else "",
+        ignore_case=metric.ignore_case if isinstance(metric, Matching) else None,
     )
     file = _output(output, if_exists)
     try:
@@ -208,10 +210,23 @@ class Evaluation:
                     f"{self._file.path} has row {index} of another kind of output; write if_exists='overwrite', or "
                     "another output="
                 )
+            self._check_measure(index, measure_of_line(line or {}))
             self._rows.append(row)
             return True
         self._pending.append((index, inputs))
         return False
+
+    def _check_measure(self, index: int, before: Mapping[str, Any]) -> None:
+        """Raises ParameterError where a row of the output has figures of another metric."""
+        assert self._file is not None, "a row that is there is in an output"
+        now = measure_of(self._about)
+        for name in now:
+            if name in before and before[name] != now[name]:
+                raise ParameterError(
+                    f"{self._file.path} has row {index} with figures of {name}={shown(before[name])}, and this "
+                    f"evaluation has {name}={shown(now[name])}; give the metric of that run, write "
+                    "if_exists='overwrite', or another output="
+                )
 
     def _take(self, outcome: State | Failure) -> None:
         index, inputs = self._pending.popleft()
@@ -225,7 +240,7 @@ class Evaluation:
             row, error = self._measured(index, inputs, state)
         self._rows.append(row)
         if self._file is not None and error is None:
-            self._file.write(index, inputs, values_of_line(row))
+            self._file.write(index, inputs, values_of_line(row, measure_of(self._about)))
         elif self._file is not None and error is not None:
             self._file.fail(index, inputs, error, row.variables)
         if error is not None:

@@ -67,16 +67,22 @@ def wilson(successes: int, count: int) -> Interval:
     return Interval(low, high, "Wilson")
 
 
-def interval_of_differences(differences: Sequence[float], seed: int) -> Interval:
-    """Returns the interval of a mean difference of pairs. Differences of 0 and 1 are -1, 0 and 1."""
-    if all(value in (-1, 0, 1) for value in differences):
+def interval_of_differences(differences: Sequence[float], seed: int, *, are_shares: bool) -> Interval:
+    """Returns the interval of a mean difference of pairs.
+
+    Args:
+        differences: of each pair.
+        seed: of the bootstrap.
+        are_shares: both sides are 0 or 1, so the differences are -1, 0 and 1; those of numbers may be so by chance.
+    """
+    if are_shares:
         return _agresti_min(differences.count(1), differences.count(-1), len(differences))
     return _of_mean(differences, seed)
 
 
-def paired_test(differences: Sequence[float], seed: int) -> PairedTest:
-    """Tests whether the mean difference of pairs is 0; two-sided."""
-    if all(value in (-1, 0, 1) for value in differences):
+def paired_test(differences: Sequence[float], seed: int, *, are_shares: bool) -> PairedTest:
+    """Tests whether the mean difference of pairs is 0; two-sided. Takes what `interval_of_differences` takes."""
+    if are_shares:
         return PairedTest(mcnemar(differences.count(1), differences.count(-1)), "exact McNemar test")
     return _sign_flips([value for value in differences if value], seed)
 

@@ -10,9 +10,9 @@ A metric that raises, or gives anything else, leaves its row without a figure; t
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from ...lang import checks
@@ -55,13 +55,18 @@ class Matching:
                 f"{', '.join(map(repr, state.variables())) or 'none'}"
             )
         value, label = state.value(self.variable), row[self.label]
-        labels = label if isinstance(label, list | tuple | set) and not isinstance(value, list | tuple) else [label]
-        return any(self._matches(value, each) for each in labels)
-
-    def _matches(self, value: Any, label: Any) -> bool:
         if self.is_exact:
             return agrees(value, label, ignore_case=self.ignore_case)
-        text, part = str(value), str(label).strip()
+        found = [self._is_in(str(value), each) for each in _right_values(_plain(value), _plain(label))]
+        return any(found)  # of all: an empty member is told whether or not one before it matches
+
+    def _is_in(self, text: str, label: Any) -> bool:
+        part = "" if label is None or label != label else str(label).strip()  # NaN is no text, too: frames have it
+        if not part:
+            raise ParameterError(
+                f"the row has {self.label}={shown(label)}, and an empty text stands in every text; write a text, or "
+                "leave the row out"
+            )
         return part.casefold() in text.casefold() if self.ignore_case else part in text
 
 
@@ -69,7 +74,8 @@ def exact_match(variable: str, label: str, *, ignore_case: bool = False) -> Matc
     """Makes a metric: whether a variable has the value of a column.
 
     Texts are compared without the space around them, so the choice " yes" is the label "yes". A number and a text are
-    equal if the text spells the number, a bool and a text if it says true or false. Where the column has a list, one of
+    equal if the text spells the number, a bool and a text if it says true or false. Numbers are compared exactly, by
+    their digits: 7 is "7.00", and neither "7_0" nor NaN is a number. Where the column has a list or an array, one of
     its members has to be equal.
 
     Args:
@@ -97,6 +103,8 @@ def exact_match(variable: str, label: str, *, ignore_case: bool = False) -> Matc
 
 def contains_match(variable: str, label: str, *, ignore_case: bool = False) -> Matching:
     """Makes a metric: whether the text of a variable contains the text of a column, or one of a list of texts.
+
+    A row whose column is empty is not measured, as any text contains an empty one.
 
     Args:
         variable: the name of the program's variable.
@@ -133,23 +141,53 @@ def _matching(variable: str, label: str, ignore_case: bool, *, is_exact: bool) -
 
 
 def agrees(value: Any, label: Any, *, ignore_case: bool = False) -> bool:
-    """Returns whether a value is the label; see `exact_match`."""
+    """Returns whether a value is the label, or one of several; see `exact_match`."""
+    plain = _plain(value)
+    return any(_is_equal(plain, each, ignore_case) for each in _right_values(plain, _plain(label)))
+
+
+def _right_values(value: Any, label: Any) -> Collection[Any]:
+    """Returns the right values that a label lists. One that lists them for a list is one right value."""
+    is_list = isinstance(label, list | tuple | set) and not isinstance(value, list | tuple)
+    return label if is_list else [label]
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value with lists in place of arrays. Numbers stay: of np.float32(0.1) tolist() has other digits."""
+    if isinstance(value, numbers.Real):
+        return value
+    if hasattr(type(value), "tolist"):
+        value = list(value) if getattr(value, "ndim", 0) else value.tolist()
+    return [_plain(each) for each in value] if isinstance(value, list) else value
+
+
+def _is_equal(value: Any, label: Any, ignore_case: bool) -> bool:
     if isinstance(value, str) and isinstance(label, str):
         one, other = value.strip(), label.strip()
         return one.casefold() == other.casefold() if ignore_case else one == other
+    first, second = _spelled(value), _spelled(label)
+    if first is not None and second is not None:
+        return first == second or (first.is_nan() and second.is_nan())
     if isinstance(value, str) or isinstance(label, str):
-        text, other = (value, label) if isinstance(value, str) else (label, value)
-        if other is None:
-            return False
-        if isinstance(other, bool):
-            return bool(text.strip().casefold() == str(other).casefold())
-        if isinstance(other, int | float):
-            try:
-                return float(text) == other
-            except ValueError:
-                return False
-        return bool(text.strip() == str(other))
+        text, thing = (value, label) if isinstance(value, str) else (label, value)
+        if isinstance(thing, bool):
+            return bool(text.strip().casefold() == str(thing).casefold())
+        return thing is not None and _spelled(thing) is None and bool(text.strip() == str(thing))
     return bool(value == label)
+
+
+def _spelled(value: Any) -> Decimal | None:
+    """Returns the number that a value is or that a text spells, or None. A float has the digits that it prints."""
+    if isinstance(value, bool) or not isinstance(value, str | numbers.Real | Decimal):
+        return None
+    if isinstance(value, numbers.Integral):
+        return Decimal(int(value))
+    text = repr(float(value)) if isinstance(value, float) else str(value)
+    try:
+        found = Decimal(text)
+    except InvalidOperation:
+        return None
+    return None if "_" in text or found.is_snan() else found
 
 
 # -------------------------------------------------------------------------------- what a metric gives
@@ -166,6 +204,12 @@ def checked_metric(metric: object) -> None:
     if not callable(metric) or isinstance(metric, type):
         raise ParameterError(
             f"metric={shown(metric)}; write a function {called}, or umbel.exact_match('answer', 'label')"
+        )
+    if metric is exact_match or metric is contains_match:
+        name = name_of(metric)
+        raise ParameterError(
+            f"metric={name} makes a metric; write the call: umbel.{name}('answer', 'label'), a variable and the column "
+            "of its right values"
         )
     if inspect.iscoroutinefunction(metric):
         raise ParameterError(f"metric={shown(metric)} is a coroutine function; write a plain function: def {called}")

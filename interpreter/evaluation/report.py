@@ -77,6 +77,7 @@ class EvaluationReport(Framed, Printed):
         results: the rows, in the order of the data.
         variable: that the metric compares; "" for a metric of another kind than `umbel.exact_match`.
         label: the column that it compares the variable with, or "".
+        ignore_case: whether it ignores case; None for a metric of another kind, and where a saved report lacks it.
 
     Examples:
         >>> @ul.function
@@ -103,6 +104,7 @@ class EvaluationReport(Framed, Printed):
     results: tuple[EvaluatedRow, ...]
     variable: str = ""
     label: str = ""
+    ignore_case: bool | None = None
 
     # -------------------------------------------------------------------------------- figures
 
@@ -139,7 +141,7 @@ class EvaluationReport(Framed, Printed):
 
     def values(self, name: str) -> dict[int, float]:
         """Returns the values of a figure by the number of the row. A failed program has 0, or `error_score` where the
-        metric gives numbers.
+        metric gives numbers, or where it is not known what it gives, as all programs failed.
 
         Args:
             name: of the figure.
@@ -149,7 +151,8 @@ class EvaluationReport(Framed, Printed):
         """
         name = checks.one_of("name", name, self._names)
         known = [row.figures[name] for row in self.results if name in row.figures]
-        failed = 0.0 if all(isinstance(value, bool) for value in known) else self.error_score
+        gives_bools = all(isinstance(value, bool) for value in known) if known else bool(self.variable)
+        failed = 0.0 if gives_bools else self.error_score
         found = {}
         for row in self.results:
             if row.error:
@@ -196,7 +199,8 @@ class EvaluationReport(Framed, Printed):
 
     def worst(self, count: int = _SHOWN, name: str | None = None) -> list[EvaluatedRow]:
         """Returns the rows with the lowest values of a figure, without those whose program failed. Of rows that are
-        equally wrong, those come first whose choice was the most probable.
+        equally wrong, those come first whose choice was the most probable: of the variable that the metric compares, or
+        of any, where it names none.
 
         Args:
             count: number of rows, at most; default: 5.
@@ -206,7 +210,8 @@ class EvaluationReport(Framed, Printed):
         values = self.values(figure)
         best = max(values.values(), default=0.0)
         rows = [row for row in self.results if figure in row.figures and values[row.row] < best]
-        return sorted(rows, key=lambda row: (values[row.row], -_certainty(row), row.row))[: _checked_count(count)]
+        order = sorted(rows, key=lambda row: (values[row.row], -_certainty(row, self.variable), row.row))
+        return order[: _checked_count(count)]
 
     def slowest(self, count: int = _SHOWN) -> list[EvaluatedRow]:
         """Returns the rows whose programs took longest. Programs that run at the same time wait for each other.
@@ -242,7 +247,8 @@ class EvaluationReport(Framed, Printed):
 
         Args:
             variable: the variable of the select; default: that of the metric `umbel.exact_match`.
-            label: the column with the right choice, compared as `umbel.exact_match` does; default: that of the metric.
+            label: the column with the right choice, compared as `umbel.exact_match` does, without case if the metric
+                ignores it; default: that of the metric.
             bins: number of bins of confidence, 1 to 100; default: 10.
             equal_counts: bins of as many rows each, in place of bins of equal width; default: False.
 
@@ -265,8 +271,9 @@ class EvaluationReport(Framed, Printed):
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as JSON has it: its figures, cost and errors, and all rows."""
         about: dict[str, Any] = {"format": _FORMAT, "umbel": __version__}
-        for name in ("program", "data", "metric", "model", "seed", "error_score", "seconds", "variable", "label"):
+        for name in ("program", "data", "metric", "model", "seed", "error_score", "seconds"):
             about[name] = getattr(self, name)
+        about |= measure_of(self)
         about["figures"] = self.figures
         about["errors"] = self.errors
         about["cost"] = self.cost
@@ -320,8 +327,8 @@ class EvaluationReport(Framed, Printed):
                 "again with this version"
             )
         try:
-            return msgspec.convert({name: given[name] for name in cls.__dataclass_fields__}, cls)
-        except (KeyError, msgspec.ValidationError) as error:
+            return msgspec.convert({name: given[name] for name in cls.__dataclass_fields__ if name in given}, cls)
+        except msgspec.ValidationError as error:
             raise ParameterError(f"{found} is no whole report ({error}); evaluate again") from None
 
     # -------------------------------------------------------------------------------- showing
@@ -365,9 +372,15 @@ class EvaluationReport(Framed, Printed):
         return f"{self.seconds:.1f} s in all{each}"
 
 
-def _certainty(row: EvaluatedRow) -> float:
-    """Returns the probability of the row's most certain choice, or 0 without one."""
-    return max((max(shares.values()) for shares in row.probabilities.values()), default=0.0)
+def measure_of(report: EvaluationReport) -> dict[str, Any]:
+    """Returns what decides whether a row is right: the metric, and what it compares."""
+    return {name: getattr(report, name) for name in ("metric", "variable", "label", "ignore_case")}
+
+
+def _certainty(row: EvaluatedRow, variable: str) -> float:
+    """Returns the probability of the most certain choice of a variable, or 0 without one; "": of all variables."""
+    known = [shares for name, shares in row.probabilities.items() if variable in ("", name)]
+    return max((max(shares.values()) for shares in known), default=0.0)
 
 
 def _checked_count(count: object) -> int:

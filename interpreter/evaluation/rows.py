@@ -108,9 +108,10 @@ def _finite(value: Any) -> Any:
 # -------------------------------------------------------------------------------- lines of an output
 
 
-def values_of_line(row: EvaluatedRow) -> Row:
-    """Returns what a line of an output has after the input."""
+def values_of_line(row: EvaluatedRow, measure: Mapping[str, Any]) -> Row:
+    """Returns what a line of an output has after the input. `measure`: what decides its figures."""
     told = {
+        "measure": measure,
         "figures": row.figures,
         "variables": list(row.variables),
         "seconds": row.seconds,
@@ -124,7 +125,7 @@ def values_of_line(row: EvaluatedRow) -> Row:
 
 def _columns(inputs: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     """Returns the columns of variables and figures. One with a name that is taken is called `NAME_out`."""
-    taken, columns = {"row", _COLUMN, *inputs}, []
+    taken, columns = {_COLUMN, *joined(0, inputs, {})}, []
     for name in names:
         while name in taken:
             name += "_out"
@@ -145,6 +146,13 @@ def row_of_line(line: Mapping[str, Any], inputs: Row) -> EvaluatedRow | None:
         return msgspec.convert(fields, EvaluatedRow)
     except (KeyError, msgspec.ValidationError):
         return None
+
+
+def measure_of_line(line: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the `measure` of a line that `values_of_line` has written. Lines of earlier versions have none."""
+    told = line.get(_COLUMN)
+    found = told.get("measure") if isinstance(told, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 # -------------------------------------------------------------------------------- facts of a state

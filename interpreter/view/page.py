@@ -87,10 +87,8 @@ class RunRecord:
         return [json.loads(line) for line in self._text.splitlines()]
 
     def save(self, path: str | os.PathLike[str]) -> str:
-        """Writes the record into a file, for `umbel view`. Returns its path."""
-        file = _path("path", path)
-        file.write_text(self._text, encoding="utf-8")
-        return str(file)
+        """Writes the record into a file, for `umbel view`. Returns its path. Raises ParameterError where it cannot."""
+        return _write(path, self._text)
 
     def page(self, against: "RunRecord | None" = None) -> str:
         """Returns the page as HTML. `against`: another run, whose prompts and texts are compared with this one's."""
@@ -106,9 +104,7 @@ class RunRecord:
             raise ParameterError(f"against={shown(against)}; give a state's record() or RunRecord.load(path)")
         page = self.page(against)
         if path is not None:
-            file = _path("path", path)
-            file.write_text(page, encoding="utf-8")
-            return str(file)
+            return _write(path, page)
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", prefix="umbel-run-", suffix=".html", delete=False
         ) as temporary:
@@ -132,6 +128,16 @@ def _embedded(name: str, text: str) -> str:
 def _framed(page: str) -> str:
     """Returns a page as a frame of a notebook's cell: its style and code do not meet those of the notebook."""
     return f'<iframe sandbox="allow-scripts" style="{_FRAME}" srcdoc="{html.escape(page)}"></iframe>'
+
+
+def _write(path: object, text: str) -> str:
+    """Writes a file. Returns its path; raises ParameterError where it cannot be written."""
+    file = _path("path", path)
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ParameterError(f"{shown(str(file))} cannot be written: {error.strerror}; write another path") from None
+    return str(file)
 
 
 def _path(name: str, path: object) -> Path:

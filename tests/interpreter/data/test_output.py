@@ -448,6 +448,13 @@ def test_a_list_of_results_becomes_a_frame() -> None:
     assert isinstance(frame, pandas.DataFrame)
 
 
+def test_a_list_that_was_changed_makes_no_frame() -> None:
+    results = check.run_batch([{"x": n} for n in range(3)], backend=ul.Echo())
+    results.pop(0)
+    with pytest.raises(ul.ParameterError, match="the list of results was changed"):
+        results.to_pandas()
+
+
 def test_importing_umbel_loads_no_library_of_frames() -> None:
     code = textwrap.dedent(
         """

@@ -111,6 +111,13 @@ def test_columns_are_those_of_all_rows_of_a_file(tmp_path: Path) -> None:
     assert found["label"] == "dry: a"
 
 
+@pytest.mark.parametrize("name", ["reviews.jsonl", "reviews.csv"])
+def test_a_text_in_another_encoding_is_said_to_be_one(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("review\nmüde\n", encoding="latin-1")
+    with pytest.raises(ul.ParameterError, match=rf"{name} is no text in UTF-8 \(.*\); save it as UTF-8"):
+        label.run_batch(tmp_path / name, backend=ul.Echo())
+
+
 def test_a_data_set_of_dicts_is_a_table() -> None:
     class Dataset:
         column_names = ["id", "review"]
@@ -140,8 +147,8 @@ def test_a_data_set_of_dicts_is_a_table() -> None:
         (lambda f: jsonl(f, "review\na,b\n", "reviews.csv"), "reviews.csv, line 2: 2 fields"),
         (lambda f: jsonl(f, 'review\n"a', "reviews.csv"), "reviews.csv, line 2: no CSV"),
         (lambda f: jsonl(f, "review,review\na,b\n", "reviews.csv"), "has the column 'review' twice"),
-        (lambda f: parquet_file(f).rename(f / "reviews.csv"), "reviews.csv, line 1: no CSV"),
-        (lambda f: parquet_file(f).rename(f / "reviews.jsonl"), "reviews.jsonl, line 1: no JSON"),
+        (lambda f: parquet_file(f).rename(f / "reviews.csv"), "reviews.csv is no text in UTF-8"),
+        (lambda f: parquet_file(f).rename(f / "reviews.jsonl"), "reviews.jsonl is no text in UTF-8"),
         (lambda f: f / "none.jsonl", "none.jsonl cannot be read: No such file"),
         (lambda f: f / "reviews.xls", "ends in .jsonl"),
         (lambda f: pandas.DataFrame([[1]]), "column 0 that is no text"),

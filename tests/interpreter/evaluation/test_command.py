@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import umbel as ul
 from umbel.interpreter import cli
+from umbel.interpreter.evaluation.calibration import Calibration
 
 APP = """
 import umbel as ul
@@ -87,6 +88,10 @@ def test_calibration_is_drawn_into_a_file(folder: Path) -> None:
         (["app.py:quiz", "d.csv", "--exact", "answer=label", "--plot", "c.svg"], "write --calibration"),
         (["app.py:quiz", "d.csv", "--exact", "answer=label", "--compare", "d.csv"], "d.csv is no report"),
         (["app.py:quiz", "d.csv", "--exact", "answer=label", "--model", "default"], "write one of them"),
+        (
+            ["app.py:quiz", "d.csv", "--exact", "answer=label", "--save", "app.py/a.json"],
+            "app.py is no folder; make it",
+        ),
     ],
 )
 def test_wrong_command_lines_say_what_to_write(
@@ -102,3 +107,57 @@ def test_a_comparison_that_is_refused_does_not_hide_the_report(capsys: pytest.Ca
     told = capsys.readouterr()
     assert "exact_match" in told.out
     assert "the first report has the figures 'contains_match'" in told.err
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--save", "nodir/a.json"], "--save 'nodir/a.json': nodir is no folder; make it, or write another path"),
+        (["--save", "."], "--save '.' is a folder; write the path of a file in it"),
+        (["--calibration", "answer=label", "--plot", "nodir/c.svg"], "--plot 'nodir/c.svg': nodir is no folder"),
+    ],
+)
+def test_nothing_runs_where_a_folder_is_missing(
+    given: list[str], words: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("app.py:quiz", "d.csv", "--exact", "answer=label", "--output", "out.jsonl", *given) == 2
+    assert words in capsys.readouterr().err
+    assert not (folder / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize("shown", [[], ["--json"]])
+def test_a_report_that_cannot_be_written_is_printed(
+    shown: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*arguments: object) -> None:
+        raise ul.ParameterError("the disk is full")
+
+    monkeypatch.setattr(ul.EvaluationReport, "save", full)
+    assert command("app.py:quiz", "d.csv", "--exact", "answer=label", "--save", "a.json", *shown) == 2
+    told = capsys.readouterr()
+    assert "exact_match" in told.out
+    assert "the disk is full" in told.err
+
+
+@pytest.mark.parametrize("shown", [[], ["--json"]])
+def test_a_drawing_that_fails_loses_neither_the_report_nor_its_file(
+    shown: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(*arguments: object) -> None:
+        raise ul.MissingExtraError("matplotlib", "plots")
+
+    monkeypatch.setattr(Calibration, "plot", missing)
+    given = ["--save", "a.json", "--calibration", "answer=label", "--plot", "c.svg", *shown]
+    assert command("app.py:quiz", "d.csv", "--exact", "answer=label", *given) == 2
+    told = capsys.readouterr()
+    assert "exact_match" in told.out
+    assert "ECE" in told.out or json.loads(told.out)["calibration"]["ece"]
+    assert "umbel[plots]" in told.err
+    assert (folder / "a.json").exists()
+
+
+def test_a_comparison_that_is_refused_does_not_hide_the_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("app.py:quiz", "d.csv", "--contains", "answer=label", "--save", "a.json") == 0
+    capsys.readouterr()
+    assert command("app.py:quiz", "d.csv", "--exact", "answer=label", "--compare", "a.json", "--json") == 2
+    assert list(json.loads(capsys.readouterr().out)) == ["report"]

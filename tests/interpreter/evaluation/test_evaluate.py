@@ -1,8 +1,10 @@
 """`umbel.evaluate`: rows in, figures out; failures of programs and of metrics lose nothing."""
 
 import json
+import math
 from collections.abc import Iterator
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,23 @@ def test_worst_rows_are_the_wrong_ones_with_the_most_certain_first() -> None:
     assert report.results[0].probabilities["answer"][" A"] > 0.8
 
 
+def test_worst_rows_are_ordered_by_the_variable_that_the_metric_compares() -> None:
+    @ul.function
+    def twice(s, question):
+        s += question + ul.select("topic", choices=[" x", " y"]) + ul.select("answer", choices=CHOICES)
+
+    class Scored(ul.Echo):
+        async def score(self, request: Any) -> Any:
+            is_certain = ("q1" in str(request.prompt)) == (" x" in request.choices)  # in q1 of the topic alone
+            self._scores = dict.fromkeys(request.choices, -5.0 if is_certain else -1.0)
+            self._scores[request.choices[0]] = -0.1
+            return await super().score(request)
+
+    data = [{"question": f"q{number}", "label": "B"} for number in (1, 2)] + [{"question": "q3", "label": "A"}]
+    report = ul.evaluate(twice, data, MATCH, backend=Scored(), num_threads=1)
+    assert [row.row for row in report.worst()] == [1, 0]
+
+
 # -------------------------------------------------------------------------------- data
 
 
@@ -176,6 +195,8 @@ def test_data_that_raises_loses_nothing_that_was_measured() -> None:
         ({"metric": "exact"}, "umbel.exact_match"),
         ({"metric": lambda state: True}, "takes other arguments"),
         ({"metric": quiz}, "is a program; write a function that runs it"),
+        ({"metric": ul.exact_match}, r"write the call: umbel.exact_match\('answer', 'label'\)"),
+        ({"metric": ul.contains_match}, r"write the call: umbel.contains_match\('answer', 'label'\)"),
         ({"program": rows}, "write a function with @umbel.function"),
         ({"seed": -1}, "seed"),
         ({"max_errors": -1}, "max_errors"),
@@ -283,10 +304,57 @@ def test_a_text_that_is_not_the_object_is_an_error_of_the_program() -> None:
         (None, "None", False),
         ([1, 2], [1, 2], True),
         ({"a": 1}, {"a": 1}, True),
+        (" 7", Decimal("7.00"), True),
+        (7, Decimal("7.00"), True),
+        (0.1, Decimal("0.1"), True),
+        ("0.1", 0.1, True),
+        ("9007199254740993", 9007199254740992, False),
+        ("9007199254740993", 9007199254740993, True),
+        ("7" * 5000, int("7" * 4000), False),
+        ("7_0", 70, False),
+        ("1e400", math.inf, False),
+        ("inf", 7, False),
+        ("inf", math.inf, True),
+        ("nan", 7, False),
+        ("nan", math.nan, True),
+        ("snan", 7, False),
+        ("1e99999999999999999999", 7, False),
+        (True, 1, True),
+        ("1", True, False),
+        ("1/3", Fraction(1, 3), True),
+        ("7", ["6", 7], True),
+        ("7", set(), False),
     ],
 )
 def test_values_are_compared_as_the_documentation_says(value: object, label: object, is_right: bool) -> None:
     assert agrees(value, label) is is_right
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+def test_numbers_of_numpy_are_compared_by_their_digits(kind: str) -> None:
+    numpy = pytest.importorskip("numpy")
+    of = numpy.dtype(kind).type
+    assert agrees(" 7", of(7))
+    assert agrees("0.1", of(0.1))
+    assert agrees(0.1, of(0.1))
+    assert agrees("0.1", numpy.array([0.2, 0.1], kind))
+    assert agrees([0.5], numpy.array([0.5], kind))
+    assert not agrees("0.11", of(0.1))
+    assert agrees("true", numpy.bool_(True))
+    assert agrees("7", numpy.int64(7))
+
+
+def test_a_list_column_of_a_frame_lists_the_right_values(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    data = [{"question": "x", "label": ["B", "A"]}, {"question": "y", "label": ["B"]}]
+    pandas.DataFrame(data).to_parquet(tmp_path / "rows.parquet")
+    frame = pandas.read_parquet(tmp_path / "rows.parquet")
+    assert not isinstance(frame["label"][0], list)
+    for metric in (MATCH, ul.contains_match("answer", "label")):
+        report = ul.evaluate(quiz, frame, metric, backend=always())
+        assert (report.mean, report.results[0].inputs) == (0.5, data[0])
+        assert report.calibration().unknown_labels == 0
 
 
 def test_a_column_may_list_the_right_values() -> None:
@@ -304,6 +372,15 @@ def test_contains_match_looks_inside_the_text() -> None:
     assert ul.evaluate(say, data, ul.contains_match("answer", "label"), backend=backend).mean == 0.0
     report = ul.evaluate(say, data, ul.contains_match("answer", "label", ignore_case=True), backend=backend)
     assert (report.metric, report.mean) == ("contains_match", 0.5)
+
+
+@pytest.mark.parametrize("label", ["", "  ", None, math.nan, ["A", ""], [None]])
+def test_contains_match_does_not_measure_a_row_without_a_text(label: object) -> None:
+    data = [{"question": "x", "label": label}, {"question": "y", "label": "B"}]
+    report = ul.evaluate(quiz, data, ul.contains_match("answer", "label"), backend=always())
+    assert (report.figure.count, report.mean) == (1, 0.0)
+    assert report.unmeasured[0].metric_error == "ParameterError"
+    assert "an empty text stands in every text; write a text" in report.unmeasured[0].message
 
 
 def test_a_variable_that_the_program_never_sets_names_those_that_it_sets() -> None:

@@ -52,7 +52,7 @@ def test_the_permutation_test_of_few_pairs_tries_all_signs() -> None:
     differences = [0.3, 0.1, -0.05, 0.2, 0.15, 0.4]
     sums = [sum(map(float.__mul__, map(float, signs), differences)) for signs in itertools.product((1, -1), repeat=6)]
     wanted = sum(abs(total) >= sum(differences) - 1e-12 for total in sums) / 64
-    found = paired_test(differences, seed=0)
+    found = paired_test(differences, seed=0, are_shares=False)
     assert (found.p_value, found.method) == (pytest.approx(wanted), "exact permutation test")
 
 
@@ -60,23 +60,29 @@ def test_the_permutation_test_of_zeros_and_ones_is_the_mcnemar_test() -> None:
     differences = [1.0] * 6 + [-1.0] * 2 + [0.0] * 5
     signs = intervals._sign_flips([value for value in differences if value], 0)
     assert signs.p_value == pytest.approx(mcnemar(6, 2))
-    assert paired_test(differences, 0).method == "exact McNemar test"
+    assert paired_test(differences, 0, are_shares=True).method == "exact McNemar test"
+
+
+def test_numbers_whose_differences_are_zeros_and_ones_are_no_shares() -> None:
+    differences = [1.0] * 6 + [-1.0] * 2 + [0.0] * 5
+    assert paired_test(differences, 0, are_shares=False).method == "exact permutation test"
+    assert interval_of_differences(differences, 0, are_shares=False).method.startswith("bootstrap")
 
 
 def test_a_permutation_test_by_draws_is_near_the_exact_one(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(5)
     differences = [draw.gauss(0.3, 1) for _ in range(14)]
-    exact = paired_test(differences, seed=0)
+    exact = paired_test(differences, seed=0, are_shares=False)
     monkeypatch.setattr(intervals, "MOST_EXACT", 0)
-    drawn = paired_test(differences, seed=0)
+    drawn = paired_test(differences, seed=0, are_shares=False)
     assert (exact.method, drawn.method) == ("exact permutation test", "permutation test, 10000 draws, seed 0")
     assert drawn.p_value == pytest.approx(exact.p_value, abs=0.02)
-    assert drawn == paired_test(differences, seed=0)
-    assert drawn != paired_test(differences, seed=1)
+    assert drawn == paired_test(differences, seed=0, are_shares=False)
+    assert drawn != paired_test(differences, seed=1, are_shares=False)
 
 
 def test_a_difference_without_any_change_still_has_a_width() -> None:
-    found = interval_of_differences([0.0] * 50, seed=0)
+    found = interval_of_differences([0.0] * 50, seed=0, are_shares=True)
     assert found.low == pytest.approx(-found.high)
     assert 0.03 < found.high < 0.06
 
@@ -103,7 +109,7 @@ def test_intervals_hold_the_truth_about_95_times_of_100(kind: str) -> None:
             found, truth = interval_of([float(draw.random() < 0.8) for _ in range(40)], trial), 0.8
         elif kind == "paired shares":
             changes = draw.choices([1.0, -1.0, 0.0], [0.15, 0.05, 0.8], k=50)
-            found, truth = interval_of_differences(changes, trial), 0.1
+            found, truth = interval_of_differences(changes, trial, are_shares=True), 0.1
         else:
             found, truth = interval_of([draw.gauss(1, 3) for _ in range(40)], trial), 1.0
         hits += found.low <= truth <= found.high

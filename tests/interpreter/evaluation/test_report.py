@@ -155,6 +155,17 @@ def test_numbers_are_compared_by_a_permutation_test() -> None:
     assert one.compare(one).main.p_value == 1.0
 
 
+def test_numbers_that_change_by_one_or_not_at_all_are_no_shares() -> None:
+    def rated(rating: float) -> ul.EvaluationReport:
+        return ul.evaluate(second, data(4), lambda state, row: rating, backend=ul.Echo())
+
+    difference = ul.compare(rated(3), rated(4)).main
+    assert (difference.low, difference.high, difference.is_share) == (1.0, 1.0, False)
+    assert difference.test == "exact permutation test"
+    same = ul.compare(rated(0.019), rated(0.019)).main
+    assert (same.method.split(",")[0], same.test, same.p_value) == ("bootstrap", "permutation test", 1.0)
+
+
 def test_an_improvement_of_many_rows_is_significant_and_one_of_few_is_not() -> None:
     def of(right: int) -> ul.EvaluationReport:
         return ul.evaluate(second, data(), lambda state, row: int(row["question"][1:]) < right, backend=ul.Echo())
@@ -179,6 +190,71 @@ def test_reports_of_other_data_are_not_compared(reports: Reports) -> None:
         whole.compare(3)  # type: ignore[arg-type]
     with pytest.raises(ul.ParameterError, match="figures 'exact_match', and the second the figures 'other'"):
         whole.compare(ul.evaluate(second, data(), lambda state, row: {"other": 1}, backend=ul.Echo()))
+
+
+def test_reports_of_other_right_answers_are_not_compared() -> None:
+    rows = [{**row, "other": "A"} for row in data(4)]
+
+    def report(program: Any, variable: str, label: str, **options: Any) -> ul.EvaluationReport:
+        return ul.evaluate(program, rows, ul.exact_match(variable, label, **options), backend=ul.Echo())
+
+    one = report(second, "answer", "label")
+    with pytest.raises(ul.ParameterError, match="the first has label='label', and the second 'other'; evaluate both"):
+        ul.compare(one, report(second, "answer", "other"))
+    with pytest.raises(ul.ParameterError, match="the first has ignore_case=False, and the second True"):
+        ul.compare(one, report(second, "answer", "label", ignore_case=True))
+    assert ul.compare(one, report(first, "answer", "label")).main.count == 4
+
+
+def test_programs_of_two_names_may_name_their_variables_otherwise() -> None:
+    @ul.function
+    def both(s, question):
+        s += question + ul.select("draft", choices=CHOICES) + ul.select("final", choices=CHOICES)
+
+    draft, final = (
+        ul.evaluate(both, data(4), ul.exact_match(name, "label"), backend=ul.Echo()) for name in ("draft", "final")
+    )
+    with pytest.raises(ul.ParameterError, match="the first has variable='draft', and the second 'final'"):
+        ul.compare(draft, final)
+    assert ul.compare(ul.evaluate(second, data(4), MATCH, backend=ul.Echo()), final).main.count == 4
+
+
+def test_a_report_of_an_earlier_version_is_read_and_compared(reports: Reports, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    told = reports[0].to_dict()
+    for name in ("variable", "label", "ignore_case"):
+        del told[name]
+    path.write_text(json.dumps(told))
+    loaded = ul.EvaluationReport.load(path)
+    assert (loaded.variable, loaded.label, loaded.ignore_case) == ("", "", None)
+    assert str(loaded.calibration("answer", "label")) == str(reports[0].calibration())
+    assert ul.compare(loaded, reports[1]).main == ul.compare(*reports).main
+
+
+# -------------------------------------------------------------------------------- failures alone
+
+
+def test_programs_that_all_fail_have_the_error_score_for_their_mean() -> None:
+    rows = [{"question": "broken", "label": "A"}] * 3
+    figures = lambda state, row: {"right": True, "length": 2.5}  # noqa: E731
+    report = ul.evaluate(first, rows, figures, backend=ul.Echo(), error_score=-1)
+    assert (report.mean, report.figure.count, report.figure.is_share) == (-1.0, 3, False)
+    assert ul.evaluate(first, rows, MATCH, backend=ul.Echo(), error_score=-1).accuracy == 0.0
+    with pytest.raises(ul.ParameterError, match="gives numbers, and no share"):
+        _ = report.accuracy
+
+
+def test_programs_that_all_fail_are_compared_where_the_figure_is_known() -> None:
+    rows = [{"question": "broken", "label": "A"}] * 3
+    failed, well = (ul.evaluate(program, rows, MATCH, backend=ul.Echo()) for program in (first, second))
+    assert (ul.compare(failed, well).main.first, ul.compare(failed, well).main.is_share) == (0.0, True)
+    figures = lambda state, row: {"right": True, "length": 2.5}  # noqa: E731
+    failed, well = (ul.evaluate(program, rows, figures, backend=ul.Echo()) for program in (first, second))
+    with pytest.raises(ul.ParameterError, match=r"the first report has no row with figures.* see its errors") as raised:
+        ul.compare(failed, well)
+    assert "same metric" not in str(raised.value)
+    with pytest.raises(ul.ParameterError, match="the second report has no row with figures"):
+        ul.compare(well, failed)
 
 
 def test_rows_that_one_metric_could_not_measure_are_left_out_of_the_comparison() -> None:
@@ -264,6 +340,25 @@ def test_labels_that_are_no_choices_are_told(reports: Reports) -> None:
         reports[0].calibration("answer", "lable")
     with pytest.raises(ul.ParameterError, match="write one of the selects 'answer'"):
         reports[0].calibration("anser", "label")
+
+
+@pytest.mark.parametrize("label", ["a", ["A", "x"], ["b", "a"]])
+def test_calibration_compares_labels_as_the_metric_did(label: object) -> None:
+    rows = [{"question": f"q{number}", "label": label} for number in range(4)]
+    scores = {" A": -0.1, " B": -3.0, " C": -3.0, " D": -3.0}
+    metric = ul.exact_match("answer", "label", ignore_case=True)
+    report = ul.evaluate(second, rows, metric, backend=ul.Echo(scores=scores))
+    found = report.calibration()
+    assert (found.accuracy, report.accuracy, found.unknown_labels) == (1.0, 1.0, 0)
+
+
+def test_a_loaded_report_keeps_that_its_metric_ignores_case(tmp_path: Path) -> None:
+    rows = [{"question": "x", "label": "a"}]
+    metric = ul.exact_match("answer", "label", ignore_case=True)
+    report = ul.evaluate(second, rows, metric, backend=ul.Echo())
+    loaded = ul.EvaluationReport.load(report.save(tmp_path / "report.json"))
+    assert loaded.ignore_case is True
+    assert loaded.calibration().accuracy == report.accuracy
 
 
 def test_a_model_that_scores_nothing_has_no_calibration() -> None:

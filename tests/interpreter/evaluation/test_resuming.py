@@ -171,3 +171,38 @@ def test_an_output_of_other_data_or_of_another_kind_is_refused(tmp_path: Path) -
     data = [{"question": row["question"]} for row in rows(2)]
     with pytest.raises(ul.ParameterError, match="another kind of output"):
         ul.evaluate(quiz, data, lambda s, r: 1, backend=ul.Echo(), output=tmp_path / "b.jsonl", if_exists="resume")
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        (
+            ul.exact_match("answer", "other"),
+            "row 0 with figures of label='label', and this evaluation has label='other'",
+        ),
+        (ul.exact_match("draft", "label"), "figures of variable='answer', and this evaluation has variable='draft'"),
+        (ul.exact_match("answer", "label", ignore_case=True), "figures of ignore_case=False"),
+        (ul.contains_match("answer", "label"), "figures of metric='exact_match'"),
+        (lambda state, row: True, "figures of metric='exact_match', and this evaluation has metric='score'; give the"),
+    ],
+)
+def test_an_output_with_figures_of_another_metric_is_refused(metric: Any, words: str, tmp_path: Path) -> None:
+    path, data = tmp_path / "out.jsonl", [{**row, "other": "A"} for row in rows(4)]
+    ul.evaluate(quiz, data[:2], MATCH, backend=ul.Echo(), output=path)
+    backend = ul.Echo()
+    with pytest.raises(ul.ParameterError, match=words):
+        ul.evaluate(quiz, data, metric, backend=backend, output=path, if_exists="resume")
+    assert backend.calls == 0
+    assert ul.evaluate(quiz, data, MATCH, backend=backend, output=path, if_exists="resume").figure.count == 4
+
+
+def test_an_output_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    ul.evaluate(quiz, rows(2), MATCH, backend=ul.Echo(), output=path)
+    found = lines(path)
+    for line in found:
+        del line["evaluation"]["measure"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in found))
+    backend = ul.Echo()
+    assert ul.evaluate(quiz, rows(4), MATCH, backend=backend, output=path, if_exists="resume").figure.count == 4
+    assert backend.calls == 2

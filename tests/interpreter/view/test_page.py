@@ -131,6 +131,13 @@ def test_show_without_a_path_opens_a_temporary_file(monkeypatch: pytest.MonkeyPa
     assert opened == [Path(path).as_uri()]
 
 
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    state = nasty.run("a", backend=ul.Echo())
+    for write in (state.save, state.show):
+        with pytest.raises(ul.ParameterError, match="none/run.html' cannot be written: No such file or directory"):
+            write(tmp_path / "none" / "run.html")
+
+
 def test_the_command_shows_a_saved_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = nasty.run(text="a", backend=ul.Echo())
     saved = state.save(tmp_path / "run.jsonl")

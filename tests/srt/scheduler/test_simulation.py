@@ -1,5 +1,6 @@
 """Gateway, frames and scheduler under faults: every request ends once, honestly, and nothing leaks."""
 
+import datetime
 from collections import Counter
 
 import pytest
@@ -28,9 +29,12 @@ def test_lost_frames_cost_their_requests_and_never_leave_a_gap(seed: int, replic
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("first", range(0, 1_000, 50))
-def test_a_thousand_histories_of_two_and_three_engines(first: int) -> None:
+@pytest.mark.parametrize("part", range(4))
+def test_two_hundred_new_histories_of_two_and_three_engines(part: int) -> None:
+    """The seeds are those of the day: five nights are a thousand histories."""
+    first = 200 * datetime.date.today().toordinal() + 50 * part
     for seed in range(first, first + 50):
+        print(f"World(seed={seed})")  # the last one is that of a failure
         world = World(seed, loss=(0.0, 0.004)[seed % 2], replicas=2 + seed % 2)
         world.run(300)
         verify(world)
