@@ -134,7 +134,7 @@ def test_show_without_a_path_opens_a_temporary_file(monkeypatch: pytest.MonkeyPa
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     state = nasty.run("a", backend=ul.Echo())
     for write in (state.save, state.show):
-        with pytest.raises(ul.ParameterError, match="none/run.html' cannot be written: No such file or directory"):
+        with pytest.raises(ul.ParameterError, match=r"none/run\.html' cannot be written: No such file"):
             write(tmp_path / "none" / "run.html")
 
 
