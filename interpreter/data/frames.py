@@ -151,36 +151,44 @@ def _table(rows: list[dict[str, Any]], schema: Any) -> Any:
 
 def _array(values: list[Any], kind: Any) -> Any:
     pa = imported("pyarrow")
+    read = None if pa.types.is_timestamp(kind) else _reader(kind)  # pyarrow casts a column of times, and no member
     try:
-        return pa.array([_typed(value, kind) for value in values], type=kind)
+        return pa.array(values if read is None else list(map(read, values)), type=kind)
     except (pa.ArrowException, OverflowError, ValueError, TypeError):
-        return pa.array([text_of(value) for value in values], type=pa.string()).cast(kind)  # as times with nanoseconds
+        return pa.array([text_of(value) for value in values], type=pa.string()).cast(kind)
 
 
-def _typed(value: Any, kind: Any) -> Any:
-    """Returns a value of JSON as one that pyarrow takes for this type."""
+def _reader(kind: Any) -> Callable[[Any], Any] | None:
+    """Returns what makes a value of JSON one that pyarrow takes for this type; None where it takes it as it is."""
     types = imported("pyarrow").types
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return [_typed(each, kind.value_type) for each in value] if isinstance(value, list) else value
+        each = _reader(kind.value_type)
+        return each and (lambda found: list(map(each, found)) if isinstance(found, list) else found)
     if types.is_struct(kind):
-        members = (kind.field(index) for index in range(kind.num_fields))
-        return {m.name: _typed(value.get(m.name), m.type) for m in members} if isinstance(value, dict) else value
+        members = [(kind.field(index).name, _reader(kind.field(index).type)) for index in range(kind.num_fields)]
+        known = {name: read for name, read in members if read is not None}
+        if not known:
+            return None
+        return lambda found: found and {**found, **{name: read(found.get(name)) for name, read in known.items()}}
     if types.is_map(kind):
-        pairs = value or ()
-        return value and [(_typed(key, kind.key_type), _typed(each, kind.item_type)) for key, each in pairs]
-    if not isinstance(value, str):
-        return value
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
-        return base64.b64decode(value)
-    for is_kind, read in (
+        key, item = _reader(kind.key_type) or _same, _reader(kind.item_type) or _same
+        return lambda found: found and [(key(one), item(other)) for one, other in found]
+    for reads, read in (
+        (types.is_binary, base64.b64decode),
+        (types.is_large_binary, base64.b64decode),
+        (types.is_fixed_size_binary, base64.b64decode),
         (types.is_time, datetime.time.fromisoformat),
         (types.is_date, datetime.date.fromisoformat),
         (types.is_decimal, decimal.Decimal),
-        (types.is_timestamp, lambda text: imported("pyarrow").scalar(text).cast(kind).value),
         (types.is_duration, lambda text: msgspec.convert(text, datetime.timedelta)),
+        (types.is_timestamp, lambda text: imported("pyarrow").scalar(text).cast(kind).value),  # with nanoseconds
     ):
-        if is_kind(kind):
-            return read(value)
+        if reads(kind):
+            return lambda found, read=read: read(found) if isinstance(found, str) else found  # type: ignore[misc]
+    return None
+
+
+def _same(value: Any) -> Any:
     return value
 
 

@@ -215,14 +215,10 @@ class ResultFile:
     def _refuse_source(self, source: str) -> None:
         for path in dict.fromkeys((self.path, self._lines_path, self.failed_path)):
             if source and os.path.exists(path) and os.path.samefile(path, source):
-                again = (
-                    ""
-                    if path != self.failed_path
-                    else ("; or give the input of the first run with if_exists='resume', which runs again what failed")
-                )
+                first = "; or give the input of the first run with if_exists='resume', which runs again what failed"
                 raise ParameterError(
                     f"output={shown(self.path)} would write to {path}, which the input is read from; write another "
-                    f"output={again}"
+                    f"output={first if path == self.failed_path else ''}"
                 )
 
     def _opened(self, existing: str) -> int:
