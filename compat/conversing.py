@@ -26,6 +26,7 @@ from ..interpreter.tool_reader import (
     CallBegins,
     CallEnds,
     CallEvent,
+    ContentPiece,
     ToolCallReader,
     gathered,
 )
@@ -120,8 +121,10 @@ async def _answered(
         put: gets each event as it comes, and None at the end; None: nothing is streamed.
     """
     found: list[CallEvent] = []
+    most = None if dialogue.choice.parallel else 1
 
     def note(events: Sequence[CallEvent]) -> None:
+        events = [event for event in events if most is None or isinstance(event, ContentPiece) or event.index < most]
         found.extend(events)
         if put is not None:
             for event in events:
@@ -145,7 +148,7 @@ async def _answered(
                 "calls, so ask for one in the prompt"
             )
         reason = "length" if not stopped or whole.cut else "tool_calls" if whole.calls else "stop"
-        return Answer(whole.content, final.usage, reason, calls=completion.calls or whole.calls)
+        return Answer(whole.content, final.usage, reason, calls=completion.calls[:most] or whole.calls)
     finally:
         if put is not None:
             put(None)
@@ -154,7 +157,8 @@ async def _answered(
 async def _asked(run: Run, dialogue: Dialogue, sampling: Mapping[str, Any]) -> tuple[GenRequest, "_Reader"]:
     """Writes a conversation as a request. Returns it with the reader of its answer."""
     backend = run.backend
-    params = parameters.merge({**sampling, "stop": tuple(sampling.get("stop", ()))})
+    stop = sampling.get("stop", ())
+    params = parameters.merge({**sampling, "stop": (stop,) if isinstance(stop, str) else tuple(stop)})
     guarantee.check_gen(backend.capabilities, Gen("answer"), params)
     template = backend.chat_template
     call_format = FENCED if template.call_format is MISTRAL else template.call_format  # its mark is a control token

@@ -10,7 +10,7 @@ An engine answers one request at a time. DSPy's own layer above it has the cache
 
 import inspect
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from ..interpreter.run import chosen_backend
 from ..lang.errors import (
@@ -141,6 +141,10 @@ class _Engine:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Returns the engine itself: DSPy copies its `LM`, and the backend is the caller's."""
+        return self
 
     @property
     def supports_response_schema(self) -> bool:

@@ -8,6 +8,7 @@ model.invoke("What is an umbel?").content
 
 import json
 import uuid
+import warnings
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -16,7 +17,7 @@ from typing import Any
 from ..interpreter.run import chosen_backend
 from ..interpreter.tool_reader import ArgumentsPiece, CallBegins, CallEnds, CallEvent, ContentPiece
 from ..lang.conversations.messages import Message
-from ..lang.errors import CapabilityError, MissingExtraError, ParameterError, shown
+from ..lang.errors import CapabilityError, MissingExtraError, ParameterError, shown, unknown_option
 from ..lang.ops import image
 from ..lang.prompt import Media, media_of
 from ..lang.protocol import Backend
@@ -48,6 +49,7 @@ _CALL_BLOCKS = ("tool_use", "tool_call", "function_call")  # the message's `tool
 _SIGNATURES = "umbel_signatures"  # of calls, in their order: the provider wants them back
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 _SAMPLING = frozenset({"temperature", "max_tokens", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty"})
+_OF_BACKENDS = frozenset({"api_key", "timeout", "max_retries"})  # LangChain gives them to models of every provider
 
 
 class ChatUmbel(BaseChatModel):  # type: ignore[misc]  # LangChain is not looked into
@@ -55,17 +57,40 @@ class ChatUmbel(BaseChatModel):  # type: ignore[misc]  # LangChain is not looked
 
     Attributes:
         backend: a Runtime, a hosted model or Echo; None: the default one. It stays the caller's.
-        temperature, max_tokens, top_p, seed, stop: of all calls; None leaves them to umbel.
+        temperature, max_tokens, top_p, top_k, seed, frequency_penalty, presence_penalty, stop: of all calls; None
+            leaves them to umbel.
+        streaming: as LangChain reads it: True asks for pieces also where a whole answer is returned.
+
+    Raises:
+        ParameterError: not a backend, or a setting that is none.
     """
 
     backend: Any = None
     temperature: float | None = None
     max_tokens: int = 1_024
     top_p: float | None = None
+    top_k: int | None = None
     seed: int | None = None
-    stop: list[str] | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    stop: list[str] | str | None = None
+    streaming: bool = False
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    def __init__(self, **settings: Any) -> None:
+        known = type(self).model_fields
+        for setting in settings:
+            if setting in _OF_BACKENDS:
+                warnings.warn(
+                    f"ChatUmbel() does nothing with {setting}=; give it to the backend, such as ul.OpenAI(...)",
+                    stacklevel=2,
+                )
+            elif setting not in known:
+                raise unknown_option("ChatUmbel()", setting, known)
+        if settings.get("backend") is not None:
+            chosen_backend(settings["backend"])
+        super().__init__(**settings)
 
     @property
     def _llm_type(self) -> str:
@@ -77,7 +102,9 @@ class ChatUmbel(BaseChatModel):  # type: ignore[misc]  # LangChain is not looked
         name = "umbel" if self.backend is None else self.backend.capabilities.name
         return {**known, "ls_provider": "umbel", "ls_model_name": kwargs.get("model", name)}
 
-    def _asked(self, messages: Sequence[BaseMessage], stop: Sequence[str] | None, given: Mapping[str, Any]) -> "_Asked":
+    def _asked(
+        self, messages: Sequence[BaseMessage], stop: Sequence[str] | str | None, given: Mapping[str, Any]
+    ) -> "_Asked":
         """Returns a call. Raises ParameterError for what is not offered."""
         rest = dict(given)
         schema = rest.pop("json_schema", None)
@@ -87,7 +114,7 @@ class ChatUmbel(BaseChatModel):  # type: ignore[misc]  # LangChain is not looked
         foreign = next((name for name in rest if name not in _SAMPLING), None)
         if foreign is not None:
             raise ParameterError(f"ChatUmbel takes no {shown(foreign)}; write one of {', '.join(sorted(_SAMPLING))}")
-        own = {"temperature": self.temperature, "max_tokens": self.max_tokens, "top_p": self.top_p, "seed": self.seed}
+        own = {name: getattr(self, name) for name in _SAMPLING}
         sampling = own | rest | {"stop": stop or self.stop}
         return _Asked(
             chosen_backend(self.backend),

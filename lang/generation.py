@@ -17,7 +17,7 @@ from typing import Any, cast, get_args, get_origin
 
 from . import checks, ops, sampling
 from .errors import ConstraintError, ParameterError, UmbelError, shown, unknown_option
-from .ops import ChoicesMethod, Gen, Select, checked_name
+from .ops import ChoicesMethod, Gen, Select, checked_name, unsayable
 from .protocol import ConstraintEngine, ConstraintKind, ConstraintSpec, JsonKeyOrder, JsonWhitespace
 from .result import Captures, Members, Result
 from .typed import name_of, typed
@@ -497,6 +497,13 @@ class ConstraintExpression(ABC):
     @abstractmethod
     def demand(self) -> Demand:
         """Returns the constraint. Raises ConstraintError: it is too long, or not complete."""
+
+    def __str__(self) -> str:
+        """As of a state."""
+        return unsayable(repr(self))
+
+    def __format__(self, specification: str) -> str:
+        return str(self)
 
 
 def _check_one(given: Mapping[str, Any]) -> None:

@@ -311,6 +311,12 @@ def expression(value: object, depth: int = MAX_NESTING) -> Op:
     refuse_awaitable(value, "cannot append {} to a prompt")
     if value is None:
         raise ParameterError("cannot append None to a prompt; did a helper forget to return its expression?")
+    from .generation import ConstraintExpression  # which imports this module
+
+    if isinstance(value, ConstraintExpression):
+        raise ParameterError(
+            f'cannot append {shown(value)} to a prompt; it is a constraint: write gen("name", constraint=...)'
+        )
     raise ParameterError(
         f"cannot append {type(value).__name__} to a prompt; write a string (str(value)), gen(...), select(...), "
         "image(...), a role such as user(...), or a list of these"
@@ -771,7 +777,8 @@ def placeholder(operation: Op, label: str) -> str:
 
 
 def unsayable(description: str) -> str:
-    """Returns `description` for print and messages. A prompt that it gets into is refused: a state is not its text."""
+    """Returns `description` for print and messages. A prompt that it gets into is refused: neither a state nor the
+    expression of a constraint is its text."""
     _used.set()
     return f"{_ASIDE}{description}{_ASIDE}"
 
@@ -792,7 +799,8 @@ def split_operations(text: str) -> Iterator[str | Op]:
     """
     if _ASIDE in text:
         raise ProgramError(
-            f"a text holds {_label_in(text)}, which is no text; write its text(), or one of its variables, s[name]"
+            f"a text holds {_label_in(text)}, which is no text; write its text(), one of its variables, s[name], or, "
+            'of an expression, gen("name", constraint=...)'
         )
     for index, part in enumerate(_WHOLE.split(text)):
         if index % 2:

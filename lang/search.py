@@ -12,6 +12,7 @@ number, larger is better, and may read what the branch said. In async programs b
 
 import heapq
 import inspect
+import math
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from . import checks
-from .errors import ParameterError, shown
+from .errors import BranchCancelledError, ParameterError, shown
 from .ops import checked_name
 from .state import MAX_BRANCHES, AsyncState, BaseState, Ended
 
@@ -30,6 +31,7 @@ Score = Callable[[Any], object]
 _Steps = Generator[Any, Any, T]
 
 _MOST_STEPS = 1 << 20
+_MOST_TOKENS = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,11 @@ def vote(name: str, agree: int | None = None, *, key: Callable[[Any], Hashable] 
 def _stripped(value: Any) -> Hashable:
     if isinstance(value, str):
         return value.strip()
-    return value if isinstance(value, Hashable) else repr(value)
+    try:
+        hash(value)
+    except TypeError:  # a list, or a tuple with one in it
+        return repr(value)
+    return value  # type: ignore[no-any-return]  # it has just been hashed
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +139,7 @@ class Majority:
         value: the answer of most branches, as the first of them has it.
         votes: number of votes for each answer, as they are compared.
         ended: number of branches that ended well before the vote was decided.
-        cancelled: number of the others.
+        cancelled: number of branches that were cancelled then; those that failed are in neither.
 
     Examples:
         >>> @ul.function
@@ -178,6 +184,7 @@ def self_consistency(
         A Majority; in an async program, a coroutine of it.
 
     Raises:
+        ParameterError: a size that is no number of branches, or `agree` is more than `branches`.
         Exception: the error of a branch, where none ended well.
 
     Examples:
@@ -193,13 +200,16 @@ def self_consistency(
         (' 7', (3, 5))
     """
     rule = vote(answer, agree, key=key)
+    branches = checks.integer("branches", branches, 1, MAX_BRANCHES, "a number of branches, such as 8")
+    if agree is not None:
+        checks.integer("agree", agree, 1, branches, f"a number of branches, up to {branches}")
 
     def steps() -> _Steps[Majority]:
         forks = yield from _asked(s, branches, ask)
         ended = yield forks.until(rule)
         value = rule.winner(ended)
         s[rule.name] = value
-        return Majority(value, dict(rule.counts(ended)), len(ended), len(forks) - len(ended))
+        return Majority(value, dict(rule.counts(ended)), len(ended), len(forks) - len(ended) - _failed(forks))
 
     return _run(s, steps())
 
@@ -288,6 +298,7 @@ def beam_search(
     """
     width = checks.integer("width", width, 1, MAX_BRANCHES, "a number of states, such as 3")
     depth = checks.integer("depth", depth, 1, _MOST_STEPS, "a number of levels, such as 4")
+    tokens = _tokens(tokens)
 
     def steps() -> _Steps[Any]:
         beam = [_Scored(0.0, s, done=False)]
@@ -357,6 +368,7 @@ def tree_search(
     expansions = checks.integer("expansions", expansions, 1, _MOST_STEPS, "a number of states, such as 10")
     if depth is not None:
         depth = checks.integer("depth", depth, 1, _MOST_STEPS, "a number of levels, such as 4, or None")
+    tokens = _tokens(tokens)
 
     def steps() -> _Steps[Any]:
         numbers = count()  # of two with the same score the earlier one is expanded
@@ -402,6 +414,11 @@ def _all(ended: "Ended[Any]") -> bool:
     return False
 
 
+def _failed(forks: Sequence[BaseState]) -> int:
+    errors = [branch._sink.error() for branch in forks]
+    return sum(error is not None and not isinstance(error, BranchCancelledError) for error in errors)
+
+
 def _asked(s: Any, branches: int, ask: Ask) -> _Steps[Any]:
     """Forks a state, and says the same to each branch → the branches."""
     forks = s.fork(branches)
@@ -414,10 +431,28 @@ def _scored(states: Sequence[Any], score: Score, done: Callable[[Any], object] |
     found = []
     for state in states:
         value = yield score(state)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-            raise ParameterError(f"score returned {shown(value)}; return a number, larger for what is better")
-        found.append(_Scored(float(value), state, bool((yield done(state))) if done is not None else False))
+        found.append(_Scored(_number_of(value), state, bool((yield done(state))) if done is not None else False))
     return found
+
+
+def _number_of(score: object) -> float:
+    """Returns a score as a float. Raises ParameterError for what is none: a text, a bool, NaN, an int beyond floats."""
+    number = math.nan
+    if not isinstance(score, bool | str | bytes) and hasattr(score, "__float__"):
+        try:
+            number = float(score)
+        except OverflowError:
+            raise ParameterError(f"score returned {shown(score)}; return a number that a float holds") from None
+        except Exception:  # of its own code: an array of several numbers
+            number = math.nan
+    if math.isnan(number):
+        raise ParameterError(f"score returned {shown(score)}; return a number, larger for what is better")
+    return number
+
+
+def _tokens(given: int | None) -> int | None:
+    wanted = "a number of tokens, such as 10_000, or None"
+    return None if given is None else checks.integer("tokens", given, 0, _MOST_TOKENS, wanted)
 
 
 def _is_spent(s: BaseState, tokens: int | None) -> bool:

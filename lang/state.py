@@ -1134,16 +1134,26 @@ class StateGroup(BaseStateGroup[S]):
             Those that ended, in the order in which they did; all of them where the rule was never true.
 
         Raises:
+            ParameterError: `rule` is no function, a coroutine function, or a vote of more branches than there are.
             DeadlineError: the time was up; no branch is cancelled.
             Exception: the first error of a branch, where none ended well.
         """
+        _check_rule(rule, len(self._states))
+        if inspect.iscoroutinefunction(rule):
+            raise ParameterError(_AWAITED_RULE)
         return self._until(rule, timeout, 1)
 
     def _until(self, rule: "Rule[S]", timeout: float | None, wanted: int) -> list[S]:
         race, ended, failed = self._race(timeout), Ended[S](len(self._states)), list[BaseException]()
         while ended.waiting and len(ended) + ended.waiting >= wanted:
-            if self._note(race.next(), ended, failed) and rule(ended):
-                break
+            if self._note(race.next(), ended, failed):
+                decided = rule(ended)
+                if inspect.isawaitable(decided):
+                    if inspect.iscoroutine(decided):
+                        decided.close()
+                    raise ParameterError(_AWAITED_RULE)
+                if decided:
+                    break
         return self._decided(ended, failed, wanted)
 
 
@@ -1196,6 +1206,7 @@ class AsyncStateGroup(BaseStateGroup[S]):
             rule: as of `StateGroup.until`; it may be a coroutine function.
             timeout: seconds; None: the run's deadline.
         """
+        _check_rule(rule, len(self._states))
         return await self._until(rule, timeout, 1)
 
     async def _until(self, rule: "Rule[S]", timeout: float | None, wanted: int) -> list[S]:
@@ -1209,6 +1220,17 @@ class AsyncStateGroup(BaseStateGroup[S]):
 
 
 Rule = Callable[[Ended[S]], object]
+_AWAITED_RULE = "until(): the rule is a coroutine function in a sync program; write def, or an async def program"
+
+
+def _check_rule(rule: object, branches: int) -> None:
+    if not callable(rule):
+        raise ParameterError(
+            f'until({shown(rule)}) has no rule; write a function of the ended branches, such as ul.vote("answer")'
+        )
+    agree = getattr(rule, "agree", None)  # of a vote
+    if isinstance(agree, int):
+        checks.integer("agree", agree, 0, branches, f"a number of branches, up to {branches}")
 
 
 def _is_function(value: object) -> TypeGuard[Callable[[int], object]]:

@@ -10,6 +10,7 @@ in their places. The state itself gets the same as plain turns. A result is cont
 a control token stays text.
 """
 
+import importlib.util
 import json
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from ...lang.prompt import EMPTY, Media, Private, SourceKind
 from ...lang.protocol import Backend, Completion, FinishReason
 from ...lang.tool_calls import FENCED, MISTRAL, CallFormat, ToolCall, ToolChoice, is_object
 from ...lang.tool_constraint import Thinking, tools_constraint
+from ..guarantees import schemas
 from ..position import Position, steps_since
 from ..reasoning import ReasoningTags, split_reasoning
 from ..steps import Converse, Keep, Recall, Written
@@ -133,7 +135,14 @@ class Agent:
         return self._answer is not None and self._answer.finish_reason is FinishReason.LENGTH
 
     def _read(self, text: str) -> ReadAnswer:
-        """Finds the calls of the last answer: in the provider's fields, or in its text."""
+        """Finds the calls of the last answer: in the provider's fields, or in its text. Those beyond the first are left
+        out where there is to be one."""
+        answer = self._read_all(text)
+        if self._choice.parallel or len(answer.calls) < 2:
+            return answer
+        return ReadAnswer(answer.content, answer.calls[:1], cut=False)
+
+    def _read_all(self, text: str) -> ReadAnswer:
         if self._own_fields:
             assert self._answer is not None, "it came before its text"
             calls = self._answer.calls
@@ -206,20 +215,26 @@ class Agent:
         if tool is None:  # only a provider's own fields say such a thing
             return f"error: there is no tool {shown(call.name)}; the tools are {', '.join(self.plan.by_name)}"
         try:
-            return ReadyCall(tool, tool.read(call.arguments))
+            arguments, wrong = tool.read(call.arguments), ""
         except Exception as error:  # also of the code of a type
-            return f"error: wrong arguments: {error}; call {call.name} again with arguments of its schema"
+            arguments, wrong = {}, _words_of(error) or type(error).__name__
+        wrong = wrong or _violations(tool, call.arguments)
+        if not wrong:
+            return ReadyCall(tool, arguments)
+        return _whole(f"error: wrong arguments: {wrong}; call {call.name} again with arguments of its schema")
 
     def _told(self, call: ToolCall, outcome: object, step: int) -> ToolRun:
         """Returns what the model is told of a value, or of an exception. Raises it where that was asked for."""
-        if isinstance(outcome, BaseException):
-            if self.plan.on_error == "raise" or not isinstance(outcome, Exception):
+        try:
+            if isinstance(outcome, BaseException):
                 raise outcome
-            outcome, failed = f"error: {type(outcome).__name__}: {outcome}", True
-        else:
-            failed = False
-        text = result_text(outcome)
-        whole, most = text.encode("utf-8", "replace"), self.plan.max_result_bytes
+            text, failed = result_text(outcome), False
+        except Exception as error:
+            if self.plan.on_error == "raise":
+                raise
+            text, failed = f"error: {type(error).__name__}: {_words_of(error)}", True
+        text = _whole(text)
+        whole, most = text.encode(), self.plan.max_result_bytes
         cut = len(whole) > most
         if cut:
             text = f"{whole[:most].decode('utf-8', 'ignore')}\n[cut: the first {most} of {len(whole)} bytes]"
@@ -260,6 +275,27 @@ def _beginning(position: Position) -> list[Message]:
             "ul.system(...) or ul.user(...)"
         )
     return [Message(turn.role, (turn.content,) if turn.content else ()) for turn in position.turns]
+
+
+def _violations(tool: ToolFunction[..., Any], arguments: str) -> str:
+    """Says which limits of a tool's types its arguments break, as the validator of answers does; "" for none, or where
+    it is not installed. Raises ConstraintError for a pattern that it does not take."""
+    if tool.typed_schema is None or importlib.util.find_spec("jsonschema_rs") is None:
+        return ""
+    schemas.check(tool.typed_schema)
+    return "; ".join(schemas.violations(tool.typed_schema, arguments or "{}"))
+
+
+def _words_of(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # of its own code
+        return "it has no readable message"
+
+
+def _whole(text: str) -> str:
+    """Returns the text with U+FFFD in place of half a surrogate pair, which no prompt and no journal takes."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _arguments(call: ToolCall) -> Any:  # Any: JSON

@@ -109,7 +109,7 @@ class GeminiSampling(GeminiJson):
     candidate_count: Annotated[int, Meta(ge=1, le=8)] = 1
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Meta(ge=0, le=1)] = 0.95
-    top_k: Annotated[int, Meta(ge=1)] = 64
+    top_k: Annotated[float, Meta(ge=1, multiple_of=1)] = 64  # whole, and Google's client sends a float
     frequency_penalty: Annotated[float, Meta(ge=-2, lt=2)] = 0.0
     presence_penalty: Annotated[float, Meta(ge=-2, lt=2)] = 0.0
     seed: int | None = None

@@ -11,8 +11,10 @@
 Types are read by `lang.typed`, so a tool takes what `gen(dtype=...)` gives: dataclasses, Pydantic models, Literal.
 """
 
+import functools
 import inspect
 import json
+import math
 import re
 import typing
 from collections.abc import Callable, Mapping
@@ -21,6 +23,7 @@ from typing import Any, Generic, NotRequired, ParamSpec, TypedDict, TypeVar, cas
 import msgspec
 
 from ..errors import ParameterError, shortened, shown
+from ..ops import Op, holds_operation
 from ..tool_calls import FENCED, Tool, ToolCall
 from ..typed import Typed, typed
 
@@ -60,7 +63,7 @@ class ToolFunction(Generic[P, R]):
         self._arguments = arguments
         self.definition = definition
         self.__name__ = definition.name
-        self.__doc__ = function.__doc__
+        self.__doc__ = _written(function).__doc__
         self.__wrapped__ = function
 
     @property
@@ -79,9 +82,14 @@ class ToolFunction(Generic[P, R]):
         return dict(self.definition.parameters)
 
     @property
+    def typed_schema(self) -> str | None:
+        """JSON text of the schema whose values `read` makes; None where arguments are given as they are."""
+        return None if self._arguments is None else self._arguments.schema
+
+    @property
     def is_async(self) -> bool:
         """Whether the function is a coroutine function, which a call has to await."""
-        return inspect.iscoroutinefunction(self._function)
+        return inspect.iscoroutinefunction(_written(self._function))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._function(*args, **kwargs)
@@ -96,7 +104,7 @@ class ToolFunction(Generic[P, R]):
         return f"<tool {self.name}>"
 
     def read(self, arguments: str) -> dict[str, Any]:  # Any: values of the parameters' types
-        """Turns the JSON text of a call's arguments into keyword arguments.
+        """Turns the JSON text of a call's arguments into keyword arguments. Limits of the schema are not looked at.
 
         Args:
             arguments: a JSON object; "" is an empty one.
@@ -141,14 +149,15 @@ def tool(
     Written `@ul.tool`, `@ul.tool(name="search")` or `ul.tool(client.search)`.
 
     Args:
-        function: sync or async. Each parameter has an annotation with a JSON form; a default makes it optional.
+        function: sync or async; also a `functools.partial`, whose given arguments the model does not see, and an
+            object with `__call__`. Each parameter has an annotation with a JSON form; a default makes it optional.
         name: for the model; None: the function's.
         description: for the model; None: the docstring up to its first section. Lines of its `Args:` describe the
             parameters.
 
     Raises:
         ParameterError: a parameter without annotation, `*args`, `**kwargs` or a positional-only one, a type without a
-            JSON form, or a name with other characters than A-Z, a-z, 0-9, _ and -.
+            JSON form, a function that yields, or a name with other characters than A-Z, a-z, 0-9, _ and -.
 
     Examples:
         >>> @ul.tool
@@ -176,21 +185,50 @@ def tool(
 def _made(function: Callable[P, R], name: str | None, description: str | None) -> ToolFunction[P, R]:
     if isinstance(function, ToolFunction | type) or not callable(function):
         raise ParameterError(f"tool({shown(function)}): write a function, such as def search(query: str) -> str: ...")
-    name = name if name is not None else str(getattr(function, "__name__", type(function).__name__))
-    said, words = _docstring(inspect.getdoc(function) or "")
+    written = _written(function)
+    if name is None:
+        inside = _without_partials(function)
+        name = str(getattr(inside, "__name__", type(inside).__name__))
+    if inspect.isgeneratorfunction(written) or inspect.isasyncgenfunction(written):
+        raise ParameterError(f"tool {name}: it yields, and a result is one value; collect a list, and return it")
+    said, words = _docstring(_words_of(function))
     arguments = _arguments(function, name)
     definition = Tool(name, said if description is None else description, _schema(arguments, words))
     return ToolFunction(function, definition, arguments)
 
 
+def _written(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function whose code, annotations and docstring a callable has: of a partial the one inside, of an
+    object its `__call__`."""
+    inside = _without_partials(function)
+    own = hasattr(inside, "__wrapped__") or inspect.isroutine(inside)  # functools.wraps copies the annotations
+    return inside if own else inside.__call__  # type: ignore[operator]  # callable, as all that comes here
+
+
+def _without_partials(function: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _words_of(function: Callable[..., Any]) -> str:
+    """Returns the docstring of a callable; of an object without one at its `__call__`, that of its class."""
+    written = _written(function)
+    return inspect.getdoc(written if written.__doc__ else _without_partials(function)) or ""
+
+
 def _arguments(function: Callable[..., Any], name: str) -> Typed:
     """Returns the parameters of a function as one object. Raises ParameterError for what cannot be a tool's."""
+    given: Mapping[str, Any] = function.keywords if isinstance(function, functools.partial) else {}
     try:
-        hints = typing.get_type_hints(function, include_extras=True)
+        hints = typing.get_type_hints(_written(function), include_extras=True)
+        parameters = inspect.signature(function).parameters.values()
     except Exception as error:  # a name that does not exist, or whatever the annotation's code raises
         raise ParameterError(f"tool {name}: its annotations cannot be read ({type(error).__name__}: {error})") from None
     fields: dict[str, Any] = {}
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in parameters:
+        if parameter.name in given:
+            continue
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ParameterError(
                 f"tool {name}: a model gives arguments by name, and {str(parameter).split(':')[0]!r} takes none; write "
@@ -251,13 +289,59 @@ def _docstring(text: str) -> tuple[str, dict[str, str]]:
 
 
 def result_text(value: object) -> str:
-    """Returns the result of a tool as text for the model: strings as they are, JSON where there is any, else str()."""
+    """Returns the result of a tool as text for the model: strings as they are, JSON where there is any, else str().
+    Numbers that JSON does not have are written as the texts "NaN", "Infinity" and "-Infinity".
+
+    Raises:
+        ParameterError: an operation, a state or a generator, or one of them in a list or dict.
+        Exception: of the code of an object that is written.
+    """
     if isinstance(value, str):
-        return value
-    dump = getattr(value, "model_dump_json", None)  # of Pydantic, which is never imported here
+        text = str.__str__(value)
+    else:
+        try:
+            _refuse_operations(value)
+            plain = msgspec.to_builtins(value, enc_hook=_plain, str_keys=True)
+            text = msgspec.json.encode(_finite(plain)).decode()
+        except ParameterError:
+            raise
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            text = str(value)
+    if holds_operation(text):
+        raise _no_result(value)
+    return text
+
+
+def _refuse_operations(value: object) -> None:
+    """Raises ParameterError for an operation, also in lists and dicts: it would be written as its fields."""
+    if isinstance(value, Op):
+        raise _no_result(value)
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    for member in inside:
+        _refuse_operations(member)
+
+
+def _plain(value: object) -> Any:  # Any: JSON
+    """Returns an object that msgspec does not know as JSON. Raises TypeError where it has none."""
+    dump = getattr(value, "model_dump", None)  # of Pydantic, which is never imported here
     if callable(dump):
-        return str(dump())
-    try:
-        return msgspec.json.encode(value).decode()
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        return str(value)
+        return dump(mode="json")
+    if inspect.isgenerator(value) or inspect.isasyncgen(value) or holds_operation(str(value)):
+        raise _no_result(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def _finite(value: Any) -> Any:  # Any: JSON
+    match value:
+        case dict():
+            return {key: _finite(member) for key, member in value.items()}
+        case list() | tuple():
+            return [_finite(member) for member in value]
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _no_result(value: object) -> ParameterError:
+    what = shown(value) if isinstance(value, str) else f"an object of the class {type(value).__name__}"
+    return ParameterError(f"{what} is no result of a tool; return text, or what JSON has, such as list(...)")

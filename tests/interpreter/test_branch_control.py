@@ -3,8 +3,11 @@
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import umbel as ul
 from umbel.interpreter.backends.echo import Echo, Gate
@@ -234,6 +237,10 @@ def test_time_runs_out_and_no_branch_is_cancelled(echo: Echo, gate: Gate) -> Non
     assert run(body, echo).ret_value == ANSWERS
 
 
+async def decides_async(ended: Any) -> bool:
+    return len(ended) == 2
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -243,6 +250,10 @@ def test_time_runs_out_and_no_branch_is_cancelled(echo: Echo, gate: Gate) -> Non
         (lambda forks: forks.join(quorum=9), "up to 8"),
         (lambda forks: ul.vote("", 3), "name"),
         (lambda forks: ul.vote("answer", 0), "agree=0"),
+        (lambda forks: forks.until(ul.vote("answer", agree=9)), "agree=9 is out of range; .* up to 8"),
+        (lambda forks: forks.until(None), r"until\(None\) has no rule; write a function"),
+        (lambda forks: forks.until(decides_async), "coroutine function in a sync program"),
+        (lambda forks: forks.until(lambda ended: decides_async(ended)), "coroutine function in a sync program"),
     ],
 )
 def test_mistakes_are_named(echo: Echo, gate: Gate, call: Callable[[Any], Any], words: str) -> None:
@@ -442,6 +453,64 @@ def test_a_tree_is_searched_from_its_best_state() -> None:
     shallow = Echo(digits)
     run(lambda s: ul.tree_search(s, grow, total, branches=2, expansions=10, depth=2), shallow).sync()
     assert shallow.calls == 2 + 2 * 2
+
+
+def test_answers_that_cannot_be_hashed_vote() -> None:
+    def body(s: State) -> Any:
+        def ask(branch: Any, number: int) -> None:
+            branch += f" #{number}" + ul.gen("answer", dtype=tuple[list[int], int])
+
+        return ul.self_consistency(s, ask, branches=3)
+
+    majority = run(body, Echo(lambda prompt: "[[1], 2]")).ret_value
+    assert (majority.value, majority.votes) == (([1], 2), {"([1], 2)": 2})
+
+
+def test_a_branch_that_failed_was_not_cancelled() -> None:
+    def body(s: State) -> Any:
+        def ask(branch: Any, number: int) -> None:
+            branch += f" #{number}" + ul.gen("answer", **({"dtype": int, "max_tries": 1} if number == 0 else {}))
+
+        return ul.self_consistency(s, ask, branches=3, agree=2)
+
+    majority = run(body, Echo(lambda prompt: "x")).ret_value
+    assert (majority.ended, majority.cancelled) == (2, 0)
+
+
+def test_more_branches_than_there_are_cannot_agree() -> None:
+    def body(s: State) -> None:
+        with pytest.raises(ul.ParameterError, match="agree=5 is out of range; write a number of branches, up to 3"):
+            ul.self_consistency(s, grow, "digit0", branches=3, agree=5)
+        with pytest.raises(ul.ParameterError, match="branches=0"):
+            ul.self_consistency(s, grow, "digit0", branches=0)
+
+    run(body, Echo(digits)).sync()
+
+
+def test_a_search_takes_whatever_is_a_number() -> None:
+    def body(s: State) -> None:
+        for kind in (np.float32, np.int64, Fraction, Decimal, np.asarray):
+            best = ul.best_of(s, 2, grow, score=lambda branch, kind=kind: kind(total(branch)))
+            assert best["digit1"].strip() == "1"
+        with pytest.raises(ul.ParameterError, match="return a number that a float holds"):
+            ul.best_of(s, 2, grow, score=lambda branch: 10**400)
+        for score in (True, np.str_("1"), np.asarray([1, 2])):
+            with pytest.raises(ul.ParameterError, match="score returned"):
+                ul.best_of(s, 2, grow, score=lambda branch, score=score: score)
+
+    run(body, Echo(digits)).sync()
+
+
+def test_the_tokens_of_a_search_are_a_number() -> None:
+    def body(s: State) -> None:
+        for wrong in ("many", -1, 1.5):
+            with pytest.raises(ul.ParameterError, match="tokens"):
+                ul.beam_search(s, grow, total, width=1, depth=2, branches=2, tokens=wrong)  # type: ignore[arg-type]
+            with pytest.raises(ul.ParameterError, match="tokens"):
+                ul.tree_search(s, grow, total, branches=2, expansions=2, tokens=wrong)  # type: ignore[arg-type]
+        assert ul.tree_search(s, grow, total, branches=2, expansions=2, tokens=0) is s
+
+    run(body, Echo(digits)).sync()
 
 
 def test_a_search_refuses_scores_that_are_none_and_coroutines_in_sync_programs() -> None:

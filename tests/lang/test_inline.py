@@ -282,6 +282,28 @@ def test_however_a_state_is_written_it_is_no_text(write: Callable[[object], str]
         program.run(backend=Echo())
 
 
+@pytest.mark.parametrize("write", [str, "Pick {}".format, "Pick %s".__mod__])
+def test_the_expression_of_a_constraint_is_no_text(write: Callable[[object], str]) -> None:
+    letters = ul.choice(["a", "b"])
+
+    @ul.function
+    def program(s: ul.State) -> None:
+        s += ul.user(write(letters))
+
+    with pytest.raises(ProgramError, match=r'Expression\(.*, which is no text; .*gen\("name", constraint=\.\.\.\)'):
+        program.run(backend=Echo())
+    assert repr(letters) in str(letters)
+
+
+def test_an_expression_cannot_be_appended() -> None:
+    @ul.function
+    def program(s: ul.State) -> None:
+        s += "q" + ul.regex("a")
+
+    with pytest.raises(ul.ParameterError, match=r'it is a constraint: write gen\("name", constraint=\.\.\.\)'):
+        program.run(backend=Echo())
+
+
 def test_a_state_prints_as_it_reads(capsys: pytest.CaptureFixture[str]) -> None:
     @ul.function
     def program(s: ul.State) -> None:

@@ -1,11 +1,15 @@
 """`ul.tool`: what a signature, annotations and a docstring become, and what cannot be a tool."""
 
 import enum
+import functools
+import math
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import pytest
 import umbel as ul
+from pydantic import BaseModel
 from umbel.lang.agents.tool_functions import result_text
 
 
@@ -86,9 +90,21 @@ def of_a_socket(name: object, other: Annotated[type[int], "x"]) -> None: ...
 def unknown_name(name: "Missing") -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
 
+def yields() -> Iterator[int]:
+    yield 1
+
+
+async def yields_async() -> AsyncIterator[int]:
+    yield 1
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [
+        (yields, "tool yields: it yields"),
+        (yields_async, "tool yields_async: it yields"),
+        (functools.partial(yields), "tool yields: it yields"),
+        (min, "tool min: its annotations cannot be read"),
         (no_annotation, "parameter 'query' has no annotation"),
         (many, r"'\*names' takes none"),
         (options, r"'\*\*names' takes none"),
@@ -110,3 +126,50 @@ def test_results_are_text_json_or_str() -> None:
     assert result_text({"a": [1, None]}) == '{"a":[1,null]}'
     assert result_text(Place("Oslo", 3)) == '{"city":"Oslo","metres":3}'
     assert result_text(3 + 4j) == "(3+4j)"
+
+
+class Tree(BaseModel):
+    weight: float
+    branches: "list[Tree]" = []
+
+
+def test_results_have_models_inside_and_numbers_that_json_does_not_have() -> None:
+    assert result_text(Tree(weight=1)) == '{"weight":1.0,"branches":[]}'
+    assert result_text([Tree(weight=2)]) == '[{"weight":2.0,"branches":[]}]'
+    assert result_text({"found": Tree(weight=math.nan)}) == '{"found":{"weight":"NaN","branches":[]}}'
+    assert result_text([math.inf, -math.inf, {1: math.nan}]) == '["Infinity","-Infinity",{"1":"NaN"}]'
+
+
+def test_a_partial_and_an_object_that_is_called_are_tools() -> None:
+    def multiply(number: int, by: int, note: str = "") -> int:
+        """Multiplies a number.
+
+        Args:
+            number: any.
+        """
+        return number * by
+
+    class Adder:
+        """Adds."""
+
+        async def __call__(self, number: int) -> int:
+            return number + 1
+
+    class Named(Adder):
+        async def __call__(self, number: int) -> int:
+            """Adds one."""
+            return number + 1
+
+    double = ul.tool(functools.partial(multiply, by=2))
+    assert (double.name, double.description) == ("multiply", "Multiplies a number.")
+    assert double.schema["properties"] == {
+        "number": {"type": "integer", "description": "any."},
+        "note": {"type": "string"},
+    }
+    assert double(**double.read('{"number": 4}')) == 8
+    of_four = ul.tool(functools.partial(multiply, 4))
+    assert list(of_four.schema["properties"]) == ["by", "note"]
+    adder, named = ul.tool(Adder()), ul.tool(Named())
+    assert (adder.name, adder.description, adder.is_async) == ("Adder", "Adds.", True)
+    assert named.description == "Adds one."
+    assert adder.schema["properties"] == {"number": {"type": "integer"}}

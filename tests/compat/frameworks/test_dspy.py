@@ -1,6 +1,7 @@
 """`umbel.dspy.LM` in DSPy's own programs. Skipped where DSPy is not installed: `make frameworks` installs it."""
 
 import asyncio
+import copy
 import importlib
 import json
 import re
@@ -181,6 +182,14 @@ def test_a_picture_of_the_network_is_not_fetched(echo: ul.Echo) -> None:
     )
     with pytest.raises(dspy.LMError, match="not fetched"):
         LM(echo, cache=False)(request)
+
+
+def test_a_copy_asks_the_same_backend(echo: ul.Echo) -> None:
+    lm = LM(echo, cache=False, temperature=0.5)
+    for copied in (copy.deepcopy(lm), lm.copy(temperature=0.7)):
+        with dspy.context(lm=copied):
+            assert dspy.Predict("question -> answer")(question="Capital?").answer == "Paris"
+    assert echo.calls == 2
 
 
 def test_a_thing_that_is_no_backend_is_refused() -> None:

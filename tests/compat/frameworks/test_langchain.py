@@ -83,6 +83,24 @@ def test_a_hosted_model_answers() -> None:
         assert ChatUmbel(backend=backend).with_structured_output(Judgement).invoke("Judge it.").label == "yes"
 
 
+def test_settings_reach_the_backend_and_others_are_named(model: Any) -> None:
+    with FakeOpenAI(said) as server:
+        backend = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key)
+        ChatUmbel(backend=backend, frequency_penalty=0.5, presence_penalty=0.25).invoke(TURNS)
+        assert server.requests[0].body["frequency_penalty"] == 0.5
+        assert server.requests[0].body["presence_penalty"] == 0.25
+        with pytest.raises(ul.CapabilityError, match="top_k=5"):
+            ChatUmbel(backend=backend, top_k=5).invoke(TURNS)
+    with pytest.raises(
+        ul.ParameterError, match=r"ChatUmbel\(\) has no option 'temprature'; did you mean 'temperature'"
+    ):
+        ChatUmbel(backend=ul.Echo(said), temprature=0)
+    with pytest.warns(UserWarning, match="does nothing with max_retries=; give it to the backend"):
+        ChatUmbel(backend=ul.Echo(said), max_retries=2)
+    with pytest.raises(ul.ParameterError, match="'gpt-4' is not a backend"):
+        ChatUmbel(backend="gpt-4")
+
+
 def test_what_is_not_offered_is_named(model: Any) -> None:
     with pytest.raises(ul.ParameterError, match="takes no 'tempreture'"):
         model.invoke(TURNS, tempreture=0)

@@ -158,6 +158,26 @@ HOSTED: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("name", ["echo", *HOSTED])
+@pytest.mark.parametrize("streams", [False, True])
+def test_one_call_at_a_time_is_the_first_of_an_answer(name: str, streams: bool) -> None:
+    fake, make = HOSTED.get(name, (FakeOpenAI, lambda server: ul.Echo(said)))
+    with fake(said) as server:
+        model = ChatUmbel(backend=make(server))
+        for options in ({"parallel_tool_calls": False}, {"tool_choice": "add"}):
+            asked = model.bind_tools(TOOLS, **options)
+            answer = joined(asked.stream("Ask both.")) if streams else asked.invoke("Ask both.")
+            assert called(answer) == [("add", {"a": 1, "b": 2})]
+
+
+def test_a_stop_may_be_one_string() -> None:
+    for model in (
+        ChatUmbel(backend=ul.Echo(["Hello world."])),
+        ChatUmbel(backend=ul.Echo(["Hello world."]), stop="wor"),
+    ):
+        assert model.bind_tools(TOOLS).invoke("?", stop=None if model.stop else "wor").content == "Hello "
+
+
 @pytest.mark.parametrize("name", HOSTED)
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_hosted_model_calls_by_the_fields_of_its_provider(name: str, streams: bool) -> None:

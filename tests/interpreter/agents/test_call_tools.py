@@ -4,11 +4,12 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
 import umbel as ul
+from pydantic import Field
 from umbel.interpreter import loop
 from umbel.interpreter.backends.hosted.openai.profiles import Profile
 from umbel.interpreter.fakes.openai_requests import OpenAIFeatures
@@ -180,10 +181,10 @@ def test_anthropic_is_told_in_its_own_fields() -> None:
     with FakeAnthropic(["Let me see.\n" + TWO, "Both."]) as server:
         backend = ul.Anthropic("claude-opus-4-6", base_url=server.base_url, api_key=server.api_key)
         assert backend.capabilities.tools
-        agent.run(question="?", tool_choice="required", parallel=False, backend=backend)
+        agent.run(question="?", tool_choice="required", backend=backend)
         first, second = (request.body for request in server.requests)
     assert first["tools"][0] == {"name": "add", "description": "Adds two numbers.", "input_schema": add.schema}
-    assert first["tool_choice"] == {"type": "any", "disable_parallel_tool_use": True}
+    assert first["tool_choice"] == {"type": "any"}
     question, called, results = second["messages"]
     assert question["content"][0]["text"] == "?"
     assert [block["type"] for block in called["content"]] == ["text", "tool_use", "tool_use"]
@@ -330,8 +331,14 @@ def test_a_model_of_ollama_without_tools_gets_them_as_text() -> None:
 
 def test_one_call_at_a_time_is_one_where_the_provider_has_no_such_field() -> None:
     script = [TWO, "One."]
-    with FakeOllama(script) as ollama, FakeGemini(script) as google, FakeOpenAI(script) as openai:
+    with (
+        FakeOllama(script) as ollama,
+        FakeGemini(script) as google,
+        FakeOpenAI(script) as openai,
+        FakeAnthropic(script) as anthropic,
+    ):
         for backend in (
+            ul.Anthropic("claude-opus-4-6", base_url=anthropic.base_url, api_key=anthropic.api_key),
             ul.OpenAI("gpt-4o", base_url=openai.base_url, api_key=openai.api_key),
             ul.Ollama("llama3.2", base_url=ollama.base_url),
             ul.Gemini("gemini-2.5-flash", base_url=google.base_url, api_key=google.api_key),
@@ -340,6 +347,102 @@ def test_one_call_at_a_time_is_one_where_the_provider_has_no_such_field() -> Non
             assert [run.name for run in state["answer_calls"]] == ["add"]
             assert "capital" not in state.messages()[2]["content"]
         assert openai.requests[0].body["parallel_tool_calls"] is False
+        assert anthropic.requests[0].body["tool_choice"] == {"type": "auto", "disable_parallel_tool_use": True}
+
+
+@pytest.mark.parametrize("options", [{"parallel": False}, {"tool_choice": "add"}])
+def test_only_the_first_call_of_an_answer_is_run_where_one_is_asked_for(serve: Serve, options: dict[str, Any]) -> None:
+    twice = add.spelled(a=1, b=2) + "\n" + add.spelled(a=3, b=4)
+    result = agent.run(question="?", **options, backend=serve([twice, twice, "3."])).ret_value
+    assert (result.answer, [run.result for run in result.calls]) == ("3.", ["3", "3"])
+
+
+NO_NAMES: set[str] = set()
+
+
+@ul.tool
+def few(digit: Annotated[int, Field(ge=1, le=9)], names: set[str] = NO_NAMES) -> int:
+    """Takes a digit."""
+    return digit
+
+
+@ul.function
+def asked_few(s: ul.State, tool: Any = few, **options: Any) -> ul.AgentResult:
+    s += ul.user("?")
+    return s.call_tools([tool], "answer", **options)
+
+
+def test_arguments_beyond_the_limits_of_their_types_are_told(serve: Serve) -> None:
+    script = [few.spelled(digit=100), few.spelled(digit=1, names=["a", "a"]), few.spelled(digit=9), "9."]
+    first, second, third = asked_few.run(backend=serve(script)).ret_value.calls
+    assert "wrong arguments: $.digit: 100 is greater than the maximum of 9; call few again" in first.result
+    assert "has non-unique elements" in second.result
+    assert (first.failed, second.failed, third.failed, third.result) == (True, True, False, "9")
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def unreadable_object() -> object:
+    return type("Odd", (), {"__str__": Unreadable.__str__})()
+
+
+def unreadable_error() -> None:
+    raise Unreadable
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (lambda: ul.gen("x"), "error: ParameterError: an object of the class Gen is no result of a tool"),
+        (lambda: [ul.image(b"\x89PNG")], "error: ParameterError: an object of the class Image is no"),
+        (lambda: (each for each in "ab"), "error: ParameterError: an object of the class generator is no result"),
+        (lambda: ul.regex("a"), "error: ParameterError: an object of the class Expression is no result"),
+        (unreadable_object, "error: RuntimeError: no words"),
+        (unreadable_error, "error: Unreadable: it has no readable message"),
+    ],
+)
+def test_a_result_that_is_no_text_is_a_failed_call(returned: Any, said: str) -> None:
+    returning = ul.tool(name="give", description="Gives.")(returned)
+    script = [returning.spelled(), "Done."]
+    (run,) = asked_few.run(tool=returning, backend=ul.Echo(script)).ret_value.calls
+    assert run.failed
+    assert run.result.startswith(said)
+    with pytest.raises((ul.ParameterError, RuntimeError, Unreadable)):
+        asked_few.run(tool=returning, on_error="raise", backend=ul.Echo(script))
+
+
+def test_a_state_is_no_result_of_a_tool() -> None:
+    @ul.function
+    def program(s: ul.State) -> ul.AgentResult:
+        @ul.tool
+        def give() -> object:
+            """Gives the state."""
+            return s
+
+        s += ul.user("?")
+        return s.call_tools([give])
+
+    (run,) = program.run(
+        backend=ul.Echo(['```tool_call\n{"name": "give", "arguments": {}}\n```', "Done."])
+    ).ret_value.calls
+    assert run.result.startswith("error: ParameterError: an object of the class State is no result")
+
+
+def test_half_of_a_surrogate_pair_is_replaced(serve: Serve, tmp_path: Path) -> None:
+    @ul.tool
+    def halve(again: bool) -> str:
+        """Halves a character."""
+        if again:
+            raise ValueError("b\ud800")
+        return "a\ud800 \ud83d\ude00"
+
+    script = [halve.spelled(again=False), halve.spelled(again=True), "Halved."]
+    result = asked_few.run(tool=halve, backend=serve(script), journal=str(tmp_path / "halves")).ret_value
+    assert result.answer == "Halved."
+    assert [run.result for run in result.calls] == ["a\ufffd \N{GRINNING FACE}", "error: ValueError: b\ufffd"]
 
 
 def test_a_journal_goes_on_with_the_signatures_of_its_calls(tmp_path: Path) -> None:

@@ -42,6 +42,12 @@ def backend_of(name: str, server: Any, **options: Any) -> Backend:
     return ul.Ollama("llama3.2", base_url=server.base_url, environment=environment, **options)
 
 
+def test_gemini_takes_whole_numbers_for_top_k_as_its_client_sends_them() -> None:
+    with FakeGemini(lambda text: ANSWER) as server:
+        assert ask.run(backend=backend_of("gemini", server), top_k=40)["answer"] == ANSWER
+        assert server.requests[0].body["generationConfig"]["topK"] == 40
+
+
 @pytest.mark.parametrize("name", ["gemini", "ollama"])
 @pytest.mark.parametrize("fault", [*AGAIN, *LEGAL])
 @pytest.mark.parametrize("streams", [False, True])
@@ -87,6 +93,8 @@ HI = {"role": "user", "parts": [{"text": "Hi"}]}
         ("gemini-9", {"contents": [HI]}, 404, "is not found"),
         ("gemini-2.5-flash", {"contents": [HI], "stop": ["a"]}, 400, "unknown field `stop`"),
         ("gemini-2.5-flash", {"contents": [HI], "generationConfig": {"topK": 0}}, 400, "topK"),
+        ("gemini-2.5-flash", {"contents": [HI], "generationConfig": {"topK": 1.5}}, 400, "topK"),
+        ("gemini-2.5-flash", {"contents": [HI], "generationConfig": {"topK": 40.0}}, 200, ""),
         ("gemini-2.5-flash", {"contents": [HI, CALLED]}, 400, "number of function response parts"),
         ("gemini-2.5-flash", {"contents": [HI, ANSWERED]}, 400, "number of function response parts"),
         ("gemini-2.5-flash", {"contents": [{"role": "user", "parts": [{"text": ""}]}]}, 400, "empty text"),

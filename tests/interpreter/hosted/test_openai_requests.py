@@ -1,5 +1,7 @@
 """What goes out to servers of the OpenAI dialect, by what they are."""
 
+from dataclasses import replace
+
 import pytest
 import umbel as ul
 from umbel.interpreter.backends.hosted.conversation import CONTINUE_TEXT, CONTINUE_TURN
@@ -161,6 +163,17 @@ def test_images_become_data_urls_among_the_text():
 def test_what_would_be_dropped_is_refused(profile, mode, request_, what):
     with pytest.raises(CapabilityError, match=f"openai m.*{what}"):
         body(profile, mode, **request_)
+
+
+@pytest.mark.parametrize(
+    ("backend", "profile", "helps"),
+    [("openai m", SERVERS["compatible"], True), ("openai m", GPT, False), ("gemini m", SERVERS["compatible"], False)],
+)
+def test_a_profile_is_the_remedy_for_another_server_of_openais_dialect_alone(backend, profile, helps):
+    asked = replace(planner(profile), backend=backend)
+    with pytest.raises(CapabilityError, match="does not take min_p") as found:
+        asked.plan(asking(min_p=0.1))
+    assert ("profile=Profile(...)" in str(found.value)) is helps
 
 
 def test_half_a_character_cannot_be_sent():

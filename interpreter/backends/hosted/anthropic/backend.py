@@ -205,6 +205,7 @@ class Anthropic(HostedBackend[CachingClient]):
             constrained=request.constraint is not None,
             max_tokens=request.sampling.max_tokens,
             offers_tools=composed.offers_tools,
+            one_call=composed.one_call,
         )
         texts = self._texts(request, composed, answer)
         try:
@@ -304,6 +305,7 @@ class AnthropicAnswer:
         constrained: the provider enforces a constraint.
         max_tokens: that were asked for.
         offers_tools: it may have calls of tools.
+        one_call: one at most: further ones are left out.
     """
 
     def __init__(
@@ -316,8 +318,10 @@ class AnthropicAnswer:
         constrained: bool,
         max_tokens: int,
         offers_tools: bool = False,
+        one_call: bool = False,
     ) -> None:
         self._name = name
+        self._one_call = one_call
         self._offers_tools = offers_tools
         self._calls: dict[int, tuple[str, list[str]]] = {}  # number of the block → name, pieces of the arguments
         self._lead = Lead(lead)
@@ -418,6 +422,7 @@ class AnthropicAnswer:
     def completion(self) -> Completion:
         """Returns the completion. Token ids are not known here, so all of the text is its tail."""
         calls = tuple(ToolCall(name, "".join(pieces) or "{}") for _, (name, pieces) in sorted(self._calls.items()))
+        calls = calls[:1] if self._one_call else calls
         text = with_calls("".join(self._told), calls)
         cut_short = self._reason in ("max_tokens", "model_context_window_exceeded") and not self.over
         reason = FinishReason.LENGTH if cut_short else FinishReason.STOP

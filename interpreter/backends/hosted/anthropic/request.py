@@ -219,6 +219,7 @@ class Composed:
         stops: strings that end the text here, as the provider does not take them.
         wrapped: the answer is a member of a JSON object.
         offers_tools: the answer may have calls of tools.
+        one_call: one at most.
     """
 
     arguments: dict[str, Any]  # Any: JSON
@@ -227,6 +228,7 @@ class Composed:
     stops: tuple[str, ...]
     wrapped: Literal["", "text", "json"]
     offers_tools: bool = False
+    one_call: bool = False
 
 
 class Composer:
@@ -271,7 +273,8 @@ class Composer:
             arguments |= tools.fields(dialogue)
         if sent:
             arguments["stop_sequences"] = list(sent)
-        return Composed(arguments, blocks, lead, here, wrapped, dialogue is not None)
+        one_call = dialogue is not None and not dialogue.choice.parallel
+        return Composed(arguments, blocks, lead, here, wrapped, dialogue is not None, one_call)
 
     def place(self, parts: Sequence[Part]) -> list[Block]:
         """Returns the blocks of a prompt without a request: the place where a program forks.

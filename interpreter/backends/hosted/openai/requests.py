@@ -299,9 +299,11 @@ class OpenAIPlanner:
             raise self._lacks("log-probabilities of a constrained text", "ask for one of both")
 
     def _lacks(self, what: str, instead: str) -> CapabilityError:
+        another = self.backend.startswith("openai ") and not self.profile.name.startswith("openai")
+        hint = "; OpenAI(..., profile=Profile(...)) says what another server can do" if another else ""
         return CapabilityError(
             f"{self.backend} ({self.profile.name}) does not take {what}; {instead}, or use a model or a Runtime that "
-            "does; OpenAI(..., profile=Profile(...)) says what another server can do"
+            f"does{hint}"
         )
 
 
