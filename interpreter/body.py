@@ -34,7 +34,7 @@ from ..lang.protocol import MAX_PRIORITY, Backend
 from ..lang.state import AsyncState, BaseState, State
 from . import loop
 from .budget import Allowance, Budget
-from .loop import seconds_left
+from .loop import hearing, seconds_left
 from .notebooks.interrupts import interrupted_with_cell
 from .run import (
     Run,
@@ -116,6 +116,7 @@ class Arguments:
         function: the user's function, or the signature of one.
         leading: how many parameters come before the program's own: the state, and `self` for a method.
         bound: values fixed by `bind`; a call may give others.
+        fixed: parameters that a compiled program had and has no more; a call may not give them.
 
     Attributes:
         leading: names of the parameters before the program's own.
@@ -131,9 +132,11 @@ class Arguments:
         function: Callable[..., Any] | inspect.Signature,
         leading: int = 0,
         bound: Mapping[str, Any] | None = None,
+        fixed: Iterable[str] = (),
     ) -> None:
         self.name = name
         self.bound = dict(bound or {})
+        self._fixed = frozenset(fixed)
         signature = function if isinstance(function, inspect.Signature) else _signature_of(name, function)
         parameters = list(signature.parameters.values())
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -170,7 +173,9 @@ class Arguments:
         for name, value in keywords.items():
             if name in self._named:
                 own[name] = value
-            elif name in RUN_OPTIONS or name in sampling.OPTIONS or name == "sampling":
+            elif name in self._fixed:
+                raise ParameterError(f"{self}: {_fixed_remedy(name, value)}")
+            elif name in _OPTIONS:
                 options[name] = value
             elif self.takes_any:
                 own[name] = value
@@ -185,6 +190,13 @@ class Arguments:
         """Returns the parameters a call may give by name: without bound ones, `*args` and `**kwargs`."""
         collecting = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         return [p for p in self._parameters if p.name not in self.bound and p.kind not in collecting]
+
+    def uncollected(self) -> list[str]:
+        """Returns `*args`, and `**kwargs` of which no name is bound, as they are written."""
+        kinds = {inspect.Parameter.VAR_POSITIONAL: "*"}
+        if self._named.issuperset(self.bound):
+            kinds[inspect.Parameter.VAR_KEYWORD] = "**"
+        return [f"{kinds[p.kind]}{p.name}" for p in self._parameters if p.kind in kinds]
 
     def annotations(self) -> dict[str, Any]:
         """Returns parameters → their annotations; none where these cannot be evaluated, as of a compiled program."""
@@ -220,6 +232,13 @@ class Arguments:
             catch_all = next(p.name for p in self._parameters if p.kind is p.VAR_KEYWORD)
             ordered[catch_all] = {**extra, **ordered.get(catch_all, {})}
         return inspect.BoundArguments(self._signature, ordered)
+
+
+def _fixed_remedy(name: str, value: object) -> str:
+    what = f"{name} was fixed by static_args or bind; compile again"
+    if name not in _OPTIONS or name == "sampling":
+        return f"{what} for another value"
+    return f"{what}, or write sampling={{{name!r}: {shown(value)}}} for the option of that name"
 
 
 def _signature_of(name: str, function: Callable[..., Any]) -> inspect.Signature:
@@ -390,22 +409,28 @@ class Body:
         )
         stream = Stream(run, self.options, options.sampling)
         if options.verbose:
-            follow(stream, self.name)
+            run.printer = follow(stream, self.name)
         return run, self.state(stream)
 
     # -------------------------------------------------------------------------------- started from sync code
 
     def run(self, run: Run, state: State, call: Call) -> None:
-        """Runs the body in the caller's thread, or in the background for a streaming run."""
-        if self.is_async:
-            self._run_on_programs_loop(run, state, call)
-        elif run.streaming:
+        """Runs the body in the caller's thread, or in the background for a streaming run. A run that is printed has
+        been printed when this returns, but for a streaming one."""
+        if run.streaming and not self.is_async:
             context = contextvars.copy_context()
             threading.Thread(
                 target=context.run, args=(self._run_quietly, run, state, call), name=f"umbel-{self.name}", daemon=True
             ).start()
-        else:
-            self._run_here(run, state, call)
+            return
+        try:
+            if self.is_async:
+                self._run_on_programs_loop(run, state, call)
+            else:
+                self._run_here(run, state, call)
+        finally:
+            while not run.streaming and run.printer is not None and run.printer.is_alive():
+                run.printer.join(hearing())
 
     def _run_here(self, run: Run, state: BaseState, call: Call) -> None:
         run.log.note_arguments(call.arguments)
@@ -448,6 +473,8 @@ class Body:
         else:
             with interrupted_with_cell(run):
                 await work
+                if run.printer is not None:
+                    await asyncio.to_thread(run.printer.join)
 
     async def _run_on_this_loop(self, run: Run, state: AsyncState, call: Call, *, shown: State | None = None) -> None:
         """Runs an async body until the run's deadline. `shown`: the state that sync code has of the same run."""
@@ -503,7 +530,14 @@ class Body:
         if self.is_async:
             return self._run_inside_async(state, speaker, call)
         with speaker.options(self.options):
-            return self.invoke(state, call)
+            try:
+                return self.invoke(state, call)
+            except (AttributeError, ProgramError) as error:
+                if isinstance(state, AsyncState):  # whose values are waited for
+                    error.add_note(
+                        f"{self.name} is a sync program in the state of an async one; make it async def, too"
+                    )
+                raise
 
     async def _run_inside_async(self, state: BaseState, speaker: Speaker, call: Call) -> Any:
         with speaker.options(self.options):

@@ -123,6 +123,7 @@ class Run:
         self._roots = itertools.count()
         self._lock = threading.Lock()
         self._busy = 0  # streams with work
+        self.printer: threading.Thread | None = None  # of a verbose run
         self._tasks: set[Cancellable] = set()  # touched on the streams' loop only
         observed = observation.current
         self.spans: RunSpans | None = None if observed is None else observed.open(self, program)

@@ -171,7 +171,8 @@ def gen(
             variable raises GuaranteeError. None: False.
         validate: a function that judges each text, called with the object, or the text where no type is asked for, in
             a thread. It refuses by returning False, or by raising ValueError or AssertionError, whose message the model
-            is told when it is asked again. Another error is a fault of the function: reading the variable raises it.
+            is told when it is asked again. Another error is a fault of the function, as is another result than a bool or
+            None: reading the variable raises it.
 
     Returns:
         An operation: `s += ...` appends it, and `+` joins it with texts and other operations.
@@ -712,8 +713,12 @@ def _of_members(dtype: Any, members: list[tuple[Any, Any]]) -> Demand:
     named: dict[str, Any] = {}
     for value, member in members:
         text = str(value)
-        if not isinstance(value, str | int | float | None) or not text or text in named:
-            why = "written like another one" if text in named else "neither text nor a number"
+        if not isinstance(value, str | int | float | None):
+            raise ParameterError(
+                f"dtype={name_of(dtype)}: {shown(value)} is neither text nor a number; give each member one of these"
+            )
+        if not text or text in named:
+            why = "written like another one" if text in named else "an empty text"
             raise ParameterError(
                 f"dtype={name_of(dtype)}: {shown(value)} is {why}; write json_schema={name_of(dtype)}, which has quotes"
             )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import ResultError
+from .errors import ParameterError, ResultError, shown
 
 _REFUSALS = (ValueError, TypeError, AssertionError, RecursionError)
 _OF_CHECKS = (ValueError, AssertionError)  # what a program's own check raises to refuse; all else is a fault of it
@@ -47,7 +47,11 @@ class Result:
             accepted = self.check(value)
         except _OF_CHECKS as error:
             return f"validate refuses it: {words_of(error)}"
-        return "validate refuses it" if accepted is False else None
+        if accepted is None or accepted is True:
+            return None
+        if type(accepted).__name__ not in ("bool", "bool_"):  # numpy's, too
+            raise ParameterError(f"validate returned {shown(accepted)}; return True or False, or raise ValueError")
+        return None if accepted else "validate refuses it"
 
     def read(self, name: str, text: str, facts: Mapping[str, Any]) -> Any:
         """The object that variable `name` holds. `facts`: about the call, as `get_meta_info` tells them.
@@ -60,8 +64,8 @@ class Result:
         try:
             return self.parse(text)
         except _REFUSALS as error:
-            shown = repr(text) if len(text) <= 200 else f"{text[:80]!r} … {text[-80:]!r}"
-            raise ResultError(f"variable {name!r} holds no {self.wanted}{_ending(facts)}: {shown}: {error}") from error
+            said = repr(text) if len(text) <= 200 else f"{text[:80]!r} … {text[-80:]!r}"
+            raise ResultError(f"variable {name!r} holds no {self.wanted}{_ending(facts)}: {said}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

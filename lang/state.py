@@ -208,15 +208,15 @@ class BaseState:
         branches = checks.integer("fork: size", size, 1, MAX_BRANCHES, f"a number of branches from 1 to {MAX_BRANCHES}")
         return [type(self)(sink) for sink in self._sink.fork(branches)]
 
-    def system(self, content: object = None) -> Any:  # a context manager without content, else nothing
+    def system(self, content: object = ...) -> Any:  # a context manager without content, else nothing
         """Appends a system turn, or opens one for a block.
 
         Args:
-            content: a string, an operation, or a list of them; None: the turn is what `with s.system():` appends.
+            content: a string, an operation, or a list of them; left out: the turn is what `with s.system():` appends.
         """
         return self._role("system", content)
 
-    def user(self, content: object = None) -> Any:
+    def user(self, content: object = ...) -> Any:
         """Appends a user turn, or opens one for a block, as `system` does.
 
         Args:
@@ -224,7 +224,7 @@ class BaseState:
         """
         return self._role("user", content)
 
-    def assistant(self, content: object = None) -> Any:
+    def assistant(self, content: object = ...) -> Any:
         """Appends an assistant turn, or opens one for a block, as `system` does.
 
         Args:
@@ -233,7 +233,7 @@ class BaseState:
         return self._role("assistant", content)
 
     def _role(self, name: str, content: object) -> Any:
-        if content is not None:
+        if content is not ...:
             self._sink.submit(role(name, content))
             return None
         return self._block(RoleBegin(name), RoleEnd(name))

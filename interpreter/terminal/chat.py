@@ -29,7 +29,7 @@ from ..loop import streams
 from ..program import Program, maker
 from .help import has_colours
 from .lines import history_path, short_path, typed_lines
-from .models import add_model_options, chosen_model
+from .models import add_model_options, chosen_model, conversing
 
 MOST_OF_A_FILE = 1 << 20  # bytes; more is no message
 _TEMPERATURE = 0.7
@@ -90,6 +90,7 @@ def main(arguments: Sequence[str]) -> int:
         backend = Runtime()
     try:
         streams.run(backend.start())
+        backend = streams.run(conversing(backend, options))
         if pictures:
             check_sees(backend.capabilities)
         if "temperature" not in settings and backend.capabilities.temperature:

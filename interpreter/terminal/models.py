@@ -59,6 +59,26 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key", metavar="KEY", help="with --url: the key that the server asks for")
 
 
+async def conversing(backend: Backend, options: argparse.Namespace) -> Backend:
+    """Returns a started backend for turns: a server of another program, the template of whose model is not known here,
+    is asked by its own chat messages, and no longer for text that goes on.
+
+    Args:
+        backend: the model of `options`, started.
+    """
+    known = backend.capabilities
+    if options.url is None or known.hint or known.converses or backend.chat_template.source is not None:
+        return backend
+    from ..backends.hosted.openai.backend import OpenAI
+    from ..backends.hosted.sglang.endpoint import RuntimeEndpoint
+
+    assert isinstance(backend, RuntimeEndpoint), "--url was given"
+    model = OpenAI(backend.model or "default", base_url=f"{backend.base_url}/v1", api_key=options.api_key, mode="chat")
+    await backend.close()
+    await model.start()
+    return model
+
+
 def chosen_model(options: argparse.Namespace) -> Backend | None:
     """Makes the backend of a command line; None where no model is named.
 

@@ -1,5 +1,6 @@
 """Defining programs and calling them: arguments, methods, binding, nesting, backends."""
 
+import asyncio
 import threading
 
 import pytest
@@ -311,13 +312,44 @@ def test_a_verbose_run_prints_its_text(capsys: pytest.CaptureFixture[str]) -> No
     def program(s):
         s += "Count: " + ul.gen("x") + "."
 
-    program.run(backend=Echo(["one [two] three"]), verbose=True, timeout=PATIENCE).sync()
-    for thread in threading.enumerate():
-        if thread.name == "umbel-show-program":
-            thread.join(PATIENCE)
+    program.run(backend=Echo(["one [two] three"]), verbose=True, timeout=PATIENCE)
     printed = capsys.readouterr().out
     assert "Count: one [two] three.\n" in printed
     assert "program" in printed.splitlines()[0]
+
+
+def test_a_verbose_run_of_a_coroutine_has_been_printed_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    @ul.function
+    async def program(s):
+        s += "Count: " + ul.gen("x") + "."
+
+    asyncio.run(program.run_async(backend=Echo(["one"]), verbose=True, timeout=PATIENCE))
+    assert "Count: one.\n" in capsys.readouterr().out
+
+
+def test_a_turn_of_nothing_is_refused(echo: Echo) -> None:
+    @ul.function
+    def program(s):
+        s.user(None)
+
+    with pytest.raises(ul.ParameterError, match=r"user\(\) needs its content"):
+        program.run(backend=echo)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine 'Stream.read_async' was never awaited")
+def test_a_sync_program_in_the_state_of_an_async_one_is_named(echo: Echo) -> None:
+    @ul.function
+    def inner(s):
+        s += "x" + ul.gen("y")
+        return s["y"].strip()
+
+    @ul.function
+    async def outer(s):
+        inner(s)
+
+    with pytest.raises(AttributeError) as raised:
+        outer.run(backend=echo)
+    assert raised.value.__notes__ == ["inner is a sync program in the state of an async one; make it async def, too"]
 
 
 def test_a_verbose_run_shows_what_ended_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -328,7 +360,4 @@ def test_a_verbose_run_shows_what_ended_it(capsys: pytest.CaptureFixture[str]) -
     state = program.run(backend=Echo([]), verbose=True, timeout=PATIENCE)
     with pytest.raises(ul.RequestError):
         state["x"]
-    for thread in threading.enumerate():
-        if thread.name == "umbel-show-program":
-            thread.join(PATIENCE)
     assert "RequestError: Echo's list of answers is used up" in capsys.readouterr().out.replace("\n", " ")

@@ -179,6 +179,31 @@ def test_a_fault_of_the_check_is_raised_and_nothing_is_asked_again() -> None:
     assert len(backend.requests) == 1
 
 
+class NumpyBool:
+    """Plays numpy's, which is no bool."""
+
+    def __init__(self, value: bool) -> None:
+        self.value = value
+
+    def __bool__(self) -> bool:
+        return self.value
+
+
+NumpyBool.__name__ = "bool_"
+
+
+def test_a_bool_of_numpy_is_one_and_what_is_none_is_named() -> None:
+    @ul.function
+    def program(s, check):
+        s += "a" + ul.gen("x", validate=check, max_tries=2)
+
+    backend = Echo(["one", "two"])
+    assert program.run(lambda text: NumpyBool(text == "two"), backend=backend, timeout=PATIENCE)["x"] == "two"
+    for wrong in ("a message", 0, 1):
+        with pytest.raises(ul.ParameterError, match=f"validate returned {wrong!r}; return True or False"):
+            program.run(lambda text, wrong=wrong: wrong, backend=Echo(["one"]), timeout=PATIENCE)["x"]
+
+
 def test_batches_async_programs_and_branches() -> None:
     def answer(prompt: str) -> str:
         return "fine" if "cannot be used" in prompt else "far too long"

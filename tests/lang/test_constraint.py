@@ -124,6 +124,7 @@ WRONG: list[tuple[dict[str, object], type[UmbelError], str]] = [
     ({"dtype": 3}, ParameterError, "3 cannot be generated"),
     ({"dtype": Literal[1, "1"]}, ParameterError, "'1' is written like another one; write json_schema=Literal"),
     ({"dtype": Literal[b"a"]}, ParameterError, "neither text nor a number"),
+    ({"dtype": enum.Enum("Odd", [("X", "x"), ("Y", ("t", 1))])}, ParameterError, "give each member one of these"),
     ({"dtype": enum.Enum("Empty", [])}, ParameterError, "Empty has no members"),
     ({"json_whitespace": "compact"}, ParameterError, "needs json_schema="),
     ({"regex": "a", "allow_unenforced": True}, ParameterError, "needs json_schema="),

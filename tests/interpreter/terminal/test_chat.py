@@ -262,3 +262,18 @@ def test_a_failed_answer_in_a_pipe_is_an_error_of_the_command(
     printed = capsys.readouterr()
     assert printed.out == "one\n"
     assert printed.err.endswith("\ntoo long\n(your message was taken back)\n")
+
+
+def test_a_chat_model_behind_a_url_gets_messages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(chat_module, "typed_lines", lambda history: iter(["Hi"]))
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-environment")
+    with FakeOpenAI(lambda *_: "hello") as server:
+        given = ["--url", server.base_url, "--api-key", server.api_key, "--model", "gpt-4o", "--system", "Be short."]
+        assert main(["chat", *given]) == 0
+        asked = server.requests[-1]
+    assert asked.body["messages"] == [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}]
+    printed = capsys.readouterr()
+    assert printed.out == "hello\n"
+    assert "no chat template" not in printed.err
