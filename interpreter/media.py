@@ -76,16 +76,20 @@ def _read(kind: str, source: Any) -> bytes:  # Any: a PIL image, which is not im
 
 def _file_size(kind: str, source: str | os.PathLike[str]) -> int:
     """Returns the size of a file in bytes. Raises ParameterError where there is no file."""
-    path = Path(source)
+    path, problem = Path(source), "there is no such file"
     try:
         if path.is_file():
             return path.stat().st_size
+        if path.is_dir():
+            problem = "it is a folder"
+        elif str(source).startswith("data:"):
+            problem = "a picture as text is no path: write base64.b64decode() of what comes after its comma"
     except OSError as error:  # a name that no file can have
         raise ParameterError(
             f"{kind}({str(source)[:_SHOWN]!r}): this is no path; write {kind}(base64.b64decode(text)) if it is a "
             "picture as text"
         ) from error
-    raise ParameterError(f"{kind}({shown(str(source))}): there is no such file; pass a path or the bytes themselves")
+    raise ParameterError(f"{kind}({shown(str(source))}): {problem}; pass a path or the bytes themselves")
 
 
 def _check_size(kind: str, size: int) -> None:

@@ -451,6 +451,8 @@ def test_a_picture_object_is_saved_as_png() -> None:
     ("source", "problem"),
     [
         ("missing.png", "there is no such file"),
+        ("/", "it is a folder; pass a path"),
+        ("data:image/png;base64,iVBOR", r"write base64.b64decode\(\) of what comes after its comma"),
         ("https://example.com/a.png", "URLs are not fetched"),
         (b"", "of 0 bytes"),
         (b"x" * (20 * 1024 * 1024 + 1), "20971521 bytes"),
