@@ -46,6 +46,7 @@ from .workers import MOST_WORKERS, Ending, Workers, WorkerStart, address_of, on_
 log = logging.getLogger("umbel.server")
 LOG_FORMAT, LOG_TIMES = "%(asctime)s %(message)s", "%H:%M:%S"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 30000
+BACKLOG = 2_048  # connections that wait to be accepted; uvicorn's number, too
 LAST_WORDS = 1.0  # seconds in which clients can read that their requests were ended
 OWN_DEFAULTS = {"max_queue": 2_048}  # of the gateway: more than the server lets in
 OPTIONS = {field.name: field for field in msgspec.structs.fields(RuntimeOptions) if field.name != "debug"}
@@ -358,12 +359,17 @@ def _plain_kinds(kind: Any) -> Iterator[Any]:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Returns a bound socket. Raises ParameterError for an address that is taken or not of this machine."""
+    """Returns a socket that listens: who connects before the server runs waits, and is not refused.
+
+    Raises:
+        ParameterError: an address that is taken or not of this machine.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
+        listening.listen(BACKLOG)
     except OSError as error:
         other = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
         raise ParameterError(f"cannot listen on {host}:{port}: {error.strerror}; choose another {other}") from None

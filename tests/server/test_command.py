@@ -153,6 +153,11 @@ def test_a_tcp_port_is_given_to_the_runtime(
     assert "'server.key' cannot be read as a key file" in capsys.readouterr().err
 
 
+def test_who_connects_before_the_server_runs_is_not_refused() -> None:
+    with bind("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname(), timeout=30):
+        pass
+
+
 def test_a_port_that_is_taken_is_an_error_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
