@@ -101,6 +101,7 @@ class Graph:
         ends: the last node of every stream; the first is the program's own.
         variables: of the program's own stream at its end: pairs of a name and its value node, in order of first use.
         result: value node of what the function returned.
+        fixed: names of the static and bound parameters, which a run cannot give.
 
     Examples:
         >>> @ul.function
@@ -132,6 +133,7 @@ class Graph:
     ends: tuple[Node, ...]
     variables: tuple[tuple[str, Node], ...]
     result: Node
+    fixed: tuple[str, ...] = ()
 
     @cached_property
     def streams(self) -> tuple[tuple[Node, ...], ...]:
@@ -261,12 +263,13 @@ class Builder:
         ends: Iterable[Node],
         variables: Iterable[tuple[str, Node]],
         result: Node,
+        fixed: Iterable[str] = (),
     ) -> Graph:
         """Returns the graph of the nodes these need, in the order in which they were made, without unused nodes."""
         ends, variables = tuple(ends), tuple(variables)
         needed = set(reachable((*ends, *(value for _, value in variables), result)))
         nodes = tuple(node for node in self._nodes.values() if node in needed)
-        return Graph(name, tuple(parameters), nodes, ends, variables, result)
+        return Graph(name, tuple(parameters), nodes, ends, variables, result, tuple(fixed))
 
 
 Rewrite = Callable[[Builder, Node, tuple[Node, ...]], Node]
@@ -287,6 +290,7 @@ def rebuilt(graph: Graph, rewrite: Rewrite) -> Graph:
         (new[end] for end in graph.ends),
         ((name, new[value]) for name, value in graph.variables),
         new[graph.result],
+        graph.fixed,
     )
 
 

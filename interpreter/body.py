@@ -191,13 +191,6 @@ class Arguments:
         collecting = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         return [p for p in self._parameters if p.name not in self.bound and p.kind not in collecting]
 
-    def uncollected(self) -> list[str]:
-        """Returns `*args`, and `**kwargs` of which no name is bound, as they are written."""
-        kinds = {inspect.Parameter.VAR_POSITIONAL: "*"}
-        if self._named.issuperset(self.bound):
-            kinds[inspect.Parameter.VAR_KEYWORD] = "**"
-        return [f"{kinds[p.kind]}{p.name}" for p in self._parameters if p.kind in kinds]
-
     def annotations(self) -> dict[str, Any]:
         """Returns parameters → their annotations; none where these cannot be evaluated, as of a compiled program."""
         if isinstance(self._function, inspect.Signature):
@@ -429,8 +422,7 @@ class Body:
             else:
                 self._run_here(run, state, call)
         finally:
-            while not run.streaming and run.printer is not None and run.printer.is_alive():
-                run.printer.join(hearing())
+            await_printer(run)
 
     def _run_here(self, run: Run, state: BaseState, call: Call) -> None:
         run.log.note_arguments(call.arguments)
@@ -474,7 +466,7 @@ class Body:
             with interrupted_with_cell(run):
                 await work
                 if run.printer is not None:
-                    await asyncio.to_thread(run.printer.join)
+                    await asyncio.to_thread(await_printer, run)
 
     async def _run_on_this_loop(self, run: Run, state: AsyncState, call: Call, *, shown: State | None = None) -> None:
         """Runs an async body until the run's deadline. `shown`: the state that sync code has of the same run."""
@@ -609,6 +601,12 @@ def follow(stream: Stream, name: str, console: "Console | None" = None) -> threa
     thread = threading.Thread(target=_print, args=(pieces, name, target), name=f"umbel-show-{name}", daemon=True)
     thread.start()
     return thread
+
+
+def await_printer(run: Run) -> None:
+    """Waits until a verbose run has been printed; a streaming one goes on meanwhile."""
+    while not run.streaming and run.printer is not None and run.printer.is_alive():
+        run.printer.join(hearing())
 
 
 def _print(pieces: Iterator[Piece], name: str, console: "Console") -> None:

@@ -47,7 +47,7 @@ from . import results as file_results
 from . import values as file_values
 from .values import Json, expect, json_text, members
 
-VERSION = 2  # captures are new in 2; a graph without any is written as 1, for readers of that version
+VERSION = 3  # captures are new in 2, and `fixed` in 3; a graph is written as the oldest version that has what it needs
 MAX_NODES = 1_000_000
 
 _WHOLE: Mapping[str, type] = {
@@ -61,6 +61,7 @@ _WHOLE: Mapping[str, type] = {
     "variables": list,
     "result": int,
 }
+_PARTIAL: Mapping[str, type] = {"fixed": list}  # left out when empty
 
 
 # -------------------------------------------------------------------------------------------- writing
@@ -93,15 +94,17 @@ def encode(graph: Graph) -> bytes:
     verify(graph)
     lines = _Lines()
     nodes = [_written_node(graph, node, graph.numbers, lines) for node in graph.nodes]
-    head = {"umbel": "graph", "version": _version(graph), **_head(graph), "files": lines.files}
+    fixed: dict[str, Json] = {"fixed": list(graph.fixed)} if graph.fixed else {}
+    version = VERSION if fixed else _version(graph)
+    head = {"umbel": "graph", "version": version, **_head(graph), **fixed, "files": lines.files}
     foot = _foot(graph, graph.numbers)
     listed = ",\n  ".join(map(json_text, nodes))
     return f'{json_text(head)[:-1]},\n "nodes": [\n  {listed}\n ],\n {json_text(foot)[1:]}\n'.encode()
 
 
 def digest(graph: Graph) -> str:
-    """Returns the SHA-256, hexadecimal, of a graph. It is equal for equal graphs, independently of the order of nodes
-    and of source lines.
+    """Returns the SHA-256, hexadecimal, of a graph. It is equal for equal graphs, independently of the order of nodes,
+    of source lines and of the names that were fixed, which change no run.
 
     Raises:
         GraphError: as `encode`.
@@ -241,7 +244,7 @@ def decode(data: bytes, *, source: str) -> Graph:
 
 def _read_graph(whole: Json) -> Graph:
     _check_version(expect(whole, dict, "the file"))
-    given = members(whole, "the file", _WHOLE, {})
+    given = members(whole, "the file", _WHOLE, _PARTIAL)
     files = [expect(file, str, f"files[{index}]") for index, file in enumerate(given["files"])]
     parameters = [_read_parameter(value, f"parameters[{index}]") for index, value in enumerate(given["parameters"])]
     nodes = _read_nodes(given["nodes"], files)
@@ -252,14 +255,15 @@ def _read_graph(whole: Json) -> Graph:
         tuple(_node(nodes, number, f"ends[{index}]") for index, number in enumerate(given["ends"])),
         tuple(_read_variable(pair, nodes, f"variables[{index}]") for index, pair in enumerate(given["variables"])),
         _node(nodes, given["result"], "result"),
+        tuple(expect(name, str, f"fixed[{index}]") for index, name in enumerate(given.get("fixed", []))),
     )
     return graph
 
 
 def _version(graph: Graph) -> int:
-    """Returns the oldest version whose readers read a graph."""
+    """Returns the oldest version whose readers read a graph, apart from its fixed names."""
     captures = any(isinstance(node.op, Generate) and node.op.gen.captures is not None for node in graph.nodes)
-    return VERSION if captures else 1
+    return 2 if captures else 1
 
 
 def _check_version(whole: dict[str, Json]) -> None:

@@ -1,8 +1,10 @@
 """Finds text that prevents prefix sharing of one program's prompts, in its graph and in its source."""
 
+import ast
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from ..graph import Graph, Line, Node
 from ..operations import Fork
@@ -276,8 +278,25 @@ class Origins:
             return False
         if volatile_call(source.expression, scope) is not None:
             return True
+        if self._stands_outside(source.expression):
+            return False
         first, last = source.expression.lineno, source.expression.end_lineno or source.expression.lineno
         return part.end - part.start > 1 and any(first <= line <= last for line in self.volatile_lines)
+
+    def _stands_outside(self, expression: ast.expr) -> bool:
+        """Returns whether it is a name, or an attribute of one, that the function does not set: what is volatile on its
+        line is another expression."""
+        while isinstance(expression, ast.Attribute):
+            expression = expression.value
+        return isinstance(expression, ast.Name) and expression.id not in self._own_names
+
+    @cached_property
+    def _own_names(self) -> frozenset[str]:
+        nodes = list(ast.walk(self.program.function))
+        parameters = {node.arg for node in nodes if isinstance(node, ast.arg)}
+        return frozenset(
+            parameters | {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        )
 
 
 COUNTER_NAME = re.compile(

@@ -101,6 +101,7 @@ def apply_rules(
         (places[end] for end in (graph.ends if ends is None else ends)),
         ((name, nodes[value]) for name, value in (graph.variables if variables is None else variables)),
         nodes[graph.result],
+        graph.fixed,
     )
     return _ended(rewritten), counts
 

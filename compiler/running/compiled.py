@@ -82,7 +82,7 @@ class CompiledProgram:
         self.report = report if report is not None else Report(())
         defaults = {each.name: each.default for each in graph.parameters if not each.required}
         self._host = Host(OutgoingProgram(Plan(graph)), server, defaults, speculation)
-        self._arguments = Arguments(graph.name, _signature(graph))
+        self._arguments = Arguments(graph.name, _signature(graph), fixed=graph.fixed)
 
     @property
     def name(self) -> str:
@@ -140,6 +140,8 @@ class CompiledProgram:
             except BudgetError as error:
                 error.state = state
                 raise
+            finally:
+                body.await_printer(run)
         return state
 
     async def run_async(self, *arguments: Any, **keywords: Any) -> AsyncState:
@@ -158,6 +160,8 @@ class CompiledProgram:
             except BudgetError as error:
                 error.state = shown
                 raise
+            if run.printer is not None:
+                await asyncio.to_thread(body.await_printer, run)
         return shown
 
     @overload
@@ -295,6 +299,11 @@ class CompiledProgram:
                 f"the compiled {self.name} is run by a program that is being traced",
                 f"{self.name}.run(...) of the program that it was compiled from, which becomes part of the graph",
             )
+        if arguments and isinstance(arguments[0], BaseState):
+            raise ParameterError(
+                f"a compiled program runs on its own; write {self.name}(s, ...) inside a program, with the program "
+                "that it was compiled from"
+            )
         own, options = self._arguments.split(keywords)
         return self._arguments.bind(arguments, own), options
 
@@ -382,7 +391,7 @@ class Host:
         )
         stream = Stream(run, None, options.sampling)
         if options.verbose:
-            body.follow(stream, self.name)
+            run.printer = body.follow(stream, self.name)
         return run, State(stream)
 
     # -------------------------------------------------------------------------------- started from sync code

@@ -142,10 +142,12 @@ class Watch:
 
     Args:
         check: called with the frame of every function in Python that is called; what it raises, the call raises.
+        check_builtin: as `check`, with the calling frame and every function in C.
     """
 
-    def __init__(self, check: Callable[[FrameType], None]) -> None:
+    def __init__(self, check: Callable[[FrameType], None], check_builtin: Callable[[FrameType, Any], None]) -> None:
         self._check = check
+        self._check_builtin = check_builtin
         self._found: dict[Effect, None] = {}
         self.watching = False
 
@@ -180,6 +182,7 @@ class Watch:
             kind = _kind_of_builtin(argument)
             if kind is not None and (argument is not id or users_frame(frame) is frame):  # copy.deepcopy asks for many
                 self._note(frame, _called(argument), kind)
+            self._check_builtin(frame, argument)
         elif event == "call":
             key = (frame.f_globals.get("__name__", ""), frame.f_code.co_qualname)
             kind = _PYTHON.get(key)

@@ -114,9 +114,12 @@ class Symbol(RecordedText):
     as a key, a condition or a number. What Python does to text that was built with it is found out if it has changed
     the placeholder. It cannot be found out that a program
 
-    - measures or compares such a text: `len(f"{question}!")`, `f"{question}!" == x`,
-    - looks for a symbol in a text that it has computed (`question in text`), or for something in a symbol with an
-      expression that was compiled before (`pattern.search(question)`),
+    - compares such a text far from where it was put together: `text == x` in another function, or where `text` is set
+      in several places; `texts.py` finds the others,
+    - uses such a text as a condition or a key of its own dict, puts it into a format (`f"{text:<20}"`), or measures it
+      by a function that C code calls (`map(len, texts)`),
+    - looks for a symbol in a text that it has computed (`question in text`), or gives one to a method of a text by an
+      expression that cannot be looked up (`"yes".find(answer_of(s))`), or in a function without source,
     - asks a symbol whether it `is None` or which type it is, in a function that is no program,
     - pads it by a template that is no literal, next to a tuple (`template % (question,)` with "%10s"),
     - hides the characters, by base64 or a digest, or takes one or two of them out of such a text.

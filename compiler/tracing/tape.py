@@ -88,6 +88,14 @@ class Placeholders:
                 found.append(part)
         return found
 
+    def parts(self, text: str) -> list[str | None]:
+        """Returns the constant texts, and None for placeholders; the beginning and None where one is damaged."""
+        try:
+            return [part if isinstance(part, str) else None for part in self.split(text)]
+        except Mangled:
+            beginning = str.partition(text, _ENDS)[0]
+            return [None] if self.touches(beginning) or not beginning else [beginning, None]
+
     def number(self, text: str) -> int | None:
         """Returns the number of the first placeholder in the text, whole or not; None where none can be read."""
         found = self._numbered.search(text)
@@ -189,8 +197,10 @@ class Tape:
     def is_constant(self, value: object) -> bool:
         return self.inside(value) is None
 
-    def looked_at(self, node: Node, how: str) -> NoReturn:
-        error = self.refusal(
+    def looked_at(self, node: Node, how: str, line: Line | None = None) -> NoReturn:
+        """Raises TraceError: the program looks at a value. `line`: where; None for the current one."""
+        error = self.refuse_at(
+            line or current_line(),
             f"{how} looks at {describe(node)}, which is known only when the program runs; "
             "a graph does the same for every value",
             self._remedy(node),
@@ -201,6 +211,19 @@ class Tape:
                 f"to see the graph for one answer: umbel compile FILE.py:{self._program} --given {_example(variable)}"
             )
         raise error
+
+    def stand_in(self, node: Node) -> str:
+        """Returns a text that nothing is known of but what it is made of."""
+        found = self._symbols.get(node)
+        return found if isinstance(found, Symbol) else self.apply("str", node)
+
+    def damages(self, separator: str) -> bool:
+        """Returns whether splitting a text at the separator damages its placeholders, which is found out later."""
+        return separator in self._placeholders.make(0)
+
+    def parts(self, text: str) -> list[str | None]:
+        """Returns the constants of a text, and None in place of what is known only when the program runs."""
+        return self._placeholders.parts(text)
 
     # -------------------------------------------------------------------------------- from values to nodes
 

@@ -3,27 +3,17 @@
 This works for programs whose course does not depend on the values. Loops over constants and ranges unroll; what looks
 at an argument or at an answer raises TraceError with its line (`symbols.py`), and so does what a graph cannot say.
 
-A symbol cannot detect every look at it. The others are found here:
-
-hint is None                 in the source: a symbol is never None, whatever the argument will be
-isinstance(docs, list)       in the source: a symbol is a str
-match answer: ...            in the source: patterns ask for types
-answer in "yes, no"          in the source: C code looks for the characters
-re.search(r"[0-9]+", text)   by the profile hook: C code reads the characters
+A symbol cannot detect every look at it; `looks.py` finds the others.
 """
 
-import ast
 import asyncio
 import contextlib
 import inspect
-import textwrap
-import tokenize
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVarTuple, Unpack
 
 from ...interpreter.batch import MAX_ARGUMENTS
@@ -35,18 +25,15 @@ from ...lang.state import AsyncState, Sink, State
 from ..graph import Graph, Line, Parameter
 from ..operations import Argument, Begin, Options
 from .effects import Effect, Watch
-from .lines import is_ours, line_of, raising_line
+from .lines import line_of, raising_line
+from .looks import check_call, check_source
 from .recorder import Recorder
 from .symbols import Symbol, describe, is_lazy, is_text, node_of
 from .tape import Tape
+from .texts import TextLooks
 
 if TYPE_CHECKING:
     from ...interpreter.program import Program
-
-# Modules whose functions look at text through C, or at what it is of.
-_LOOKING_MODULES = frozenset({"ast", "difflib", "json", "re"})
-_ASKING = frozenset({"callable", "isinstance", "type"})
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +91,8 @@ class _Tracer:
         self._read: set[tuple[Callable[..., Any], frozenset[str], frozenset[str]]] = (
             set()
         )  # looked into, for these names
-        self._watch = Watch(partial(check_call, self._tape))
+        texts = TextLooks(self._tape)
+        self._watch = Watch(partial(check_call, self._tape, texts), texts.check_builtin)
 
     def record(self) -> Trace:
         """Traces the program. `lines.BOUNDARY` names this frame: outer frames are not the program's."""
@@ -116,7 +104,7 @@ class _Tracer:
             variables = own.variables()
         self._tape.check_given()
         ends = (stream.last for stream in self._streams)
-        graph = self._tape.builder.graph(self._body.name, parameters, ends, variables, returned)
+        graph = self._tape.builder.graph(self._body.name, parameters, ends, variables, returned, self._arguments.bound)
         return Trace(graph, self._watch.effects, self._watch.watching)
 
     def body_result(self, own: Recorder, call: Call) -> object:
@@ -127,7 +115,12 @@ class _Tracer:
             return self._body.invoke(State(own), call)
 
     def _symbolic_call(self) -> tuple[list[Parameter], Call]:
-        """Returns the parameters of the graph, and the call with symbols for them."""
+        """Returns the parameters of the graph, and the call with symbols for them.
+
+        Raises:
+            TraceError: there is a `*` parameter, or a `**` parameter and no bound argument for it.
+        """
+        self._check_collecting()
         parameters: list[Parameter] = []
         given: dict[str, Any] = {}
         positional: list[Any] = []
@@ -139,6 +132,22 @@ class _Tracer:
             else:
                 given[parameter.name] = symbol
         return parameters, self._arguments.bind(tuple(positional), given)
+
+    def _check_collecting(self) -> None:
+        parameters = inspect.signature(self._body.function).parameters
+        for parameter in parameters.values():
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                raise self._uncollected(f"*{parameter.name}", "a parameter that is a list, and fix it with static_args")
+            if parameter.kind is parameter.VAR_KEYWORD and parameters.keys() >= self._arguments.bound.keys():
+                raise self._uncollected(
+                    f"**{parameter.name}", "a parameter for each of its names, or fix them with static_args"
+                )
+
+    def _uncollected(self, written: str, instead: str) -> TraceError:
+        code = getattr(inspect.unwrap(self._body.function), "__code__", None)
+        line = None if code is None else Line(code.co_filename, code.co_firstlineno, code.co_name)
+        run = f"{self._body.name}.run(...) to run the program with the interpreter"
+        return self._tape.refuse_at(line, f"a graph has no {written}", f"{instead}; or {run}")
 
     def _open(self, body: Body, run_options: Options) -> Recorder:
         """Makes a stream for a run of `body`."""
@@ -349,127 +358,3 @@ class _ReadyLoop(asyncio.AbstractEventLoop):
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         return
-
-
-# ------------------------------------------------------------------------------------ looks that no symbol sees
-
-
-def check_source(
-    tape: Tape, function: Callable[..., Any], state: int, symbols: Collection[str], unknown: Collection[str]
-) -> None:
-    """Raises TraceError for a function that looks at arguments or variables where no symbol sees it.
-
-    Args:
-        state: the place of the parameter for the state.
-        symbols: names of the arguments that are symbols. One that the function has set before the look is another.
-        unknown: those among them that may be of any type.
-    """
-    tree, first = _source(function)
-    if tree is None:
-        return
-    file = inspect.getfile(inspect.unwrap(function))
-    stored = _first_stores(tree)
-    for name, how, number in _looks(tree, frozenset(unknown)):
-        if stored.get(name, number) >= number:
-            line = Line(file, first + number - 1, function.__name__)
-            node = tape.builder.node(Argument(name))
-            raise tape.unknown(line, node, f"{how} asks what argument {name!r} is, and a symbol is a str")
-    parameters = [*tree.args.posonlyargs, *tree.args.args]
-    states = [parameter.arg for parameter in parameters[state : state + 1]]  # none where a decorator hides it
-    searched = _Searched(function, "".join(states), frozenset(symbols))
-    for value, number in searched.looks(tree):
-        name = value.id if isinstance(value, ast.Name) else ""
-        if stored.get(name, number) >= number:
-            line = Line(file, first + number - 1, function.__name__)
-            raise tape.unknown(
-                line,
-                tape.builder.node(Argument(name)) if name else None,
-                f"in asks whether {ast.unparse(value)} is part of a text, and no symbol sees that",
-            )
-
-
-class _Searched:
-    """`value in text`, where the value is a symbol and the text is one that is known.
-
-    Args:
-        state: the name of the state.
-        symbols: names of arguments.
-    """
-
-    def __init__(self, function: Callable[..., Any], state: str, symbols: frozenset[str]) -> None:
-        known = inspect.getclosurevars(inspect.unwrap(function))
-        self._known = {**known.globals, **known.nonlocals}
-        self._state = state
-        self._symbols = symbols
-
-    def looks(self, tree: ast.AST) -> Iterator[tuple[ast.expr, int]]:
-        for node in ast.walk(tree):
-            match node:
-                case ast.Compare(left=value, ops=[ast.In() | ast.NotIn()], comparators=[text]):
-                    if self._is_symbol(value) and self._is_text(text):
-                        yield value, node.lineno
-
-    def _is_symbol(self, value: ast.expr) -> bool:
-        match value:
-            case ast.Name(id=name):
-                return name in self._symbols
-            case ast.Subscript(value=ast.Name(id=name)) | ast.Await(value=ast.Subscript(value=ast.Name(id=name))):
-                return name == self._state
-            case _:
-                return False
-
-    def _is_text(self, text: ast.expr) -> bool:
-        match text:
-            case ast.Constant(value=str()) | ast.JoinedStr():
-                return True
-            case ast.Name(id=name):
-                return isinstance(self._known.get(name), str)
-            case _:
-                return False
-
-
-def check_call(tape: Tape, frame: FrameType) -> None:
-    """Raises TraceError when a function of `_LOOKING_MODULES` has just been called with a symbol."""
-    if frame.f_globals.get("__name__") in _LOOKING_MODULES and frame.f_back is not None and not is_ours(frame.f_back):
-        for value in tuple(frame.f_locals.values()):
-            node = tape.inside(value)
-            if node is not None:
-                tape.looked_at(node, f"{frame.f_globals['__name__']}.{frame.f_code.co_name}()")
-
-
-def _source(function: Callable[..., Any]) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None, int]:
-    """Returns the function's tree and its first line; no tree where there is no source to read."""
-    try:
-        lines, first = inspect.getsourcelines(function)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # the last from Python 3.12 on, for foreign text
-        return None, 0
-    functions = (node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS))
-    return next(functions, None), first
-
-
-def _first_stores(tree: ast.AST) -> dict[str, int]:
-    """Maps names to the first line that sets them."""
-    lines: dict[str, int] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            lines[node.id] = min(node.lineno, lines.get(node.id, node.lineno))
-    return lines
-
-
-def _looks(function: ast.AST, unknown: frozenset[str]) -> Iterator[tuple[str, str, int]]:
-    """Returns names whose kind is asked for, how, and the line, counted from 1. A function inside has parameters of its
-    own."""
-    waiting = [(child, unknown) for child in ast.iter_child_nodes(function)]
-    while waiting:
-        node, names = waiting.pop()
-        if isinstance(node, _FUNCTIONS):
-            names -= {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
-        waiting.extend((child, names) for child in ast.iter_child_nodes(node))
-        match node:
-            case ast.Compare(left=ast.Name(id=name), ops=[ast.Is() | ast.IsNot() as way]) if name in names:
-                yield name, "is not" if isinstance(way, ast.IsNot) else "is", node.lineno
-            case ast.Call(func=ast.Name(id=asked), args=[ast.Name(id=name), *_]) if asked in _ASKING and name in names:
-                yield name, f"{asked}()", node.lineno
-            case ast.Match(subject=ast.Name(id=name)) if name in names:
-                yield name, "match", node.lineno

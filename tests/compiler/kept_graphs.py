@@ -24,7 +24,7 @@ def alike(first: Graph, second: Graph) -> bool:
     def told(graph: Graph) -> object:
         numbers = graph.numbers
         return (
-            frozen((graph.name, graph.parameters)),
+            frozen((graph.name, graph.parameters, graph.fixed)),
             [(frozen(node.op), [numbers[taken] for taken in node.inputs], _line(node)) for node in graph.nodes],
             [numbers[end] for end in graph.ends],
             [(name, numbers[value]) for name, value in graph.variables],

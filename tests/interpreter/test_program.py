@@ -312,10 +312,11 @@ def test_a_verbose_run_prints_its_text(capsys: pytest.CaptureFixture[str]) -> No
     def program(s):
         s += "Count: " + ul.gen("x") + "."
 
-    program.run(backend=Echo(["one [two] three"]), verbose=True, timeout=PATIENCE)
-    printed = capsys.readouterr().out
-    assert "Count: one [two] three.\n" in printed
-    assert "program" in printed.splitlines()[0]
+    for each in (program, program.compile()):
+        each.run(backend=Echo(["one [two] three"]), verbose=True, timeout=PATIENCE)
+        printed = capsys.readouterr().out
+        assert "Count: one [two] three.\n" in printed
+        assert "program" in printed.splitlines()[0]
 
 
 def test_a_verbose_run_of_a_coroutine_has_been_printed_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ def edited(whole: dict[str, Any], change: str) -> bytes:
     ("change", "says"),
     [
         ("f['umbel'] = 'grammar'", 'it is no file of a graph, which begins with {"umbel": "graph"'),
-        ("f['version'] = 3", "written by a newer umbel: version 3, this one reads 2"),
+        ("f['version'] = 4", "written by a newer umbel: version 4, this one reads 3"),
         ("f['version'] = 0", "version 0 has never been"),
         ("f['version'] = '1'", "version: expected an integer, found '1'"),
         ("f['more'] = 1", "the file: unknown field 'more'; known are umbel"),
@@ -51,6 +51,7 @@ def edited(whole: dict[str, Any], change: str) -> bytes:
         ("n[3]['line'] = [1, 1, 'f']", r"nodes\[3\].line: there is no file 1"),
         ("n[3]['line'] = [0, 1]", r"nodes\[3\].line: expected a file's place, a number and a function"),
         ("f['files'] = [1]", r"files\[0\]: expected a string"),
+        ("f['fixed'] = [1]", r"fixed\[0\]: expected a string"),
         ("f['ends'] = [99]", r"ends\[0\]: there is no node 99"),
         ("f['ends'] = []", "is needed by nothing; leave it out"),
         ("f['variables'] = [['tip']]", r"variables\[0\]: expected a name and a node"),

@@ -1,6 +1,7 @@
 """Files of graphs: what is written is read again, and what is wrong in a file is said with its place."""
 
 import enum
+import json
 import math
 import re
 import subprocess
@@ -50,6 +51,16 @@ def test_the_digest_does_not_depend_on_the_order_of_nodes_or_on_lines(graph, ran
 def test_the_digest_sees_what_a_graph_says():
     seen = {serialise.digest(constant_graph(value)) for value in ("a", "b", 1, True, 1.0, (1,), [1], {1}, {"a": 1})}
     assert len(seen) == 9
+
+
+def test_names_that_were_fixed_are_kept_and_change_no_digest():
+    graph = constant_graph("a")
+    fixed = replace(graph, fixed=("n", "tone"))
+    assert copied(fixed).fixed == ("n", "tone")
+    assert copied(graph).fixed == ()
+    assert json.loads(serialise.encode(graph))["version"] == 1
+    assert json.loads(serialise.encode(fixed))["version"] == 3
+    assert serialise.digest(fixed) == serialise.digest(graph)
 
 
 def test_the_digest_of_version_1_stays_what_it_is():

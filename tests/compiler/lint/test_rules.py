@@ -100,6 +100,14 @@ def test_what_is_another_text_each_time(tmp_path: Path, value: str) -> None:
     assert finding.rule == "volatile-early"
 
 
+def test_a_constant_that_is_no_literal_next_to_a_time(tmp_path: Path) -> None:
+    before = f'LONG = "{HOUSE} " * 3\nclass Texts:\n    house = "{HOUSE}\\n" * 3\n'
+    for constant in ("LONG", "Texts.house"):
+        body = f's += f"{{datetime.datetime.now()}} " + {constant} + question + ul.gen("a")'
+        (finding,) = found(tmp_path, body, before=before)
+        assert finding.rule == "volatile-early"
+
+
 def test_a_time_in_a_constant_that_the_source_does_not_spell(tmp_path: Path) -> None:
     """Made by a module that the linter does not read."""
     (tmp_path / "clock.py").write_text("import datetime\n\ndef header():\n    return f'{datetime.datetime.now()}: '\n")

@@ -62,6 +62,37 @@ def test_arguments_that_do_not_fit_are_refused_as_by_the_program(
     assert backend.calls == 0
 
 
+def test_a_fixed_parameter_is_no_option_of_its_name(tmp_path: Path) -> None:
+    @ul.function
+    def sampled(s: ul.State, n: int = 1, timeout: str = "", tone: str = "") -> None:
+        s += f"{n}{timeout}{tone}:" + ul.gen("x", max_tokens=1, temperature=0)
+
+    path = tmp_path / "sampled.umbel.json"
+    program = sampled.bind(n=2).compile(static_args={"timeout": "t", "tone": "dry"}, passes=["default", "drop_unused"])
+    program.save(path)
+    for each in (program, ul.load(path)):
+        with pytest.raises(
+            ul.ParameterError,
+            match=r"n was fixed by static_args or bind; compile again, or write sampling=\{'n': 3\}",
+        ):
+            each.run(n=3, backend=echo())
+        with pytest.raises(ul.ParameterError, match=r"timeout was fixed .*, or write sampling=\{'timeout': 3\}"):
+            each.run(timeout=3, backend=echo())
+        with pytest.raises(ul.ParameterError, match="tone was fixed by static_args or bind; compile again for another"):
+            each.run(tone="wet", backend=echo())
+        assert len(each.run(sampling={"n": 3}, backend=echo())["x"]) == 3
+        assert each.run(top_p=0.5, backend=echo()).text().startswith("2tdry:")
+
+
+def test_a_compiled_program_runs_on_its_own(compiled: ul.CompiledProgram) -> None:
+    @ul.function
+    def outer(s: ul.State) -> None:
+        compiled(s)
+
+    with pytest.raises(ul.ParameterError, match=r"runs on its own; write report\(s, \.\.\.\) inside a program"):
+        outer.run(backend=echo())
+
+
 def test_numbers_are_put_into_text_and_lists_are_not() -> None:
     @ul.function
     def counted(s: ul.State, plain: Any, number: int) -> None:

@@ -22,7 +22,7 @@ from umbel.compiler.operations import (
 )
 from umbel.lang.ops import RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
 
-from .traces import said, traced, value_of
+from .traces import refused, said, traced, value_of
 
 
 def shown(graph: Graph) -> list[str]:
@@ -323,14 +323,30 @@ def test_a_picture_that_is_no_file_is_said_at_once() -> None:
 def test_parameters_are_those_that_a_run_gives() -> None:
     class Helper:
         @ul.function
-        def program(self, s, a, /, b, c=3, *rest, d="x", **more):
+        def program(self, s, a, /, b, c=3, *, d="x"):
             s += f"{a}{b}{c}{d}"
-            assert rest == ()
-            assert more == {}
 
     graph = Helper().program.bind(b="B").trace(static_args={"d": "D"})
     assert graph.parameters == (Parameter("a"), Parameter("c", False, 3))
+    assert graph.fixed == ("b", "d")
     assert said(graph, a="1", c=3) == "1B3D"
+
+
+def test_parameters_that_collect_arguments_are_refused() -> None:
+    def listed(s, *docs):  # here
+        for document in docs:
+            s += document
+
+    def named(s, **words):  # here
+        s += words["a"]
+
+    assert refused(listed) == (
+        "a graph has no *docs. Write a parameter that is a list, and fix it with static_args; or listed.run(...) to "
+        "run the program with the interpreter"
+    )
+    assert refused(named).startswith("a graph has no **words. Write a parameter for each of its names, or fix them")
+    assert said(traced(named, a="A")) == "A"
+    assert said(ul.function(named).bind(a="B").trace()) == "B"
 
 
 def test_static_arguments_that_the_program_does_not_have() -> None:

@@ -174,6 +174,145 @@ def test_an_object_has_to_be_made_text_first() -> None:
         ul.function(program).trace()
 
 
+# ------------------------------------------------------------------------------------------ texts with a symbol inside
+
+PATTERN = re.compile("[0-9]")
+INSIDE: dict[str, Callable[[Any], Any]] = {
+    "len": lambda q: len(f"Q: {q}"),
+    "max": lambda q: max(f"a{q}", "b"),
+    "a key": lambda q: {"xa": "A"}.get(f"x{q}", "none"),
+    "a place": lambda q: ["xa"].index(f"x{q}"),
+    "==": lambda q: f"[{q}]" == "[a]",
+    "!=": lambda q: f"[{q}]" != "[a]",
+    "in": lambda q: "w" in f"[{q}]",
+    "in a list": lambda q: f"x{q}" in ["xa", "b"],
+    "part of a text": lambda q: f"x{q}" in "xa, xb",
+    "format": lambda q: "a {}".format(q) == "a b",  # noqa: UP032
+    "%": lambda q: "a %s %s" % (q, q) == "a b c",  # noqa: UP031
+    "startswith": lambda q: " one".startswith(q),
+    "startswith of several": lambda q: " one".startswith(("x", q)),
+    "startswith of a method": lambda q: " one".startswith(q.strip()),
+    "endswith": lambda q: " one".endswith(q),
+    "count": lambda q: "abcb".count(q),
+    "find": lambda q: "abcb".find(q),
+    "replace": lambda q: "a,b".replace(q, "-"),
+    "strip": lambda q: "abc".strip(q),
+    "split": lambda q: "a,b,c".split(q),
+    "a method of str": lambda q: str.find("abc", q),
+    "str.startswith": lambda q: str.startswith(q, "a"),
+    "the end": lambda q: f"abc{q}".endswith("z"),
+    "a long beginning": lambda q: f"abc{q}".startswith("abcd"),
+    "a place in it": lambda q: f"abc{q}".find("z"),
+    "how often": lambda q: f"ab\n{q}".count("\n"),
+    "a prefix": lambda q: f"A {q}".removeprefix("A zz"),
+    "stripped of a dot": lambda q: f"{q}.".rstrip("."),
+    "split at a word": lambda q: f"A {q}".split("END"),
+    "a word replaced": lambda q: f"A {q}".replace("foo", "bar"),
+    "padded": lambda q: f"{q}:".ljust(20),
+    "digits": lambda q: f"1{q}".isdigit(),
+    "a compiled expression": lambda q: PATTERN.search(f"a{q}"),
+}
+
+
+@pytest.mark.parametrize("look", INSIDE.values(), ids=INSIDE)
+def test_looks_at_texts_that_hold_a_symbol_are_refused(look: Callable[[Any], Any]) -> None:
+    def program(s, q):
+        look(q)
+
+    with pytest.raises(ul.TraceError, match="looks at argument 'q', which is known only when") as caught:
+        ul.function(program).trace()
+    assert str(caught.value).startswith(f"{__file__}:")
+
+
+def test_looks_at_texts_that_a_name_stands_for_are_refused() -> None:
+    def measured(s, q):
+        text = f"Q: {q}"
+        if len(text) > 50:  # here
+            text = "LONG"
+        s += text
+
+    def compared(s, q):
+        text = f"a{q}"
+        s += text
+        if text == "ab":  # here
+            s += "!"
+
+    def answer(s):
+        s += ul.gen("x")
+        given = s["x"]
+        if " one".startswith(given):  # here
+            s += "!"
+
+    def branch(s):
+        forks = s.fork(2)
+        forks += ul.gen("x")
+        if "one".endswith(forks[0]["x"]):  # here
+            s += "!"
+
+    async def awaited(s):
+        s += ul.gen("x")
+        if "one".startswith(await s["x"]):  # here
+            s += "!"
+
+    def number(s):
+        s += ul.gen("n", dtype=int)
+        if f"n{s.value('n')}" == "n3":  # here
+            s += "!"
+
+    for program, named in (
+        (measured, "len() looks at argument 'q'"),
+        (compared, "== looks at argument 'q'"),
+        (answer, ".startswith() looks at variable 'x'"),
+        (branch, ".endswith() looks at variable 'x'"),
+        (awaited, ".startswith() looks at variable 'x'"),
+        (number, "== looks at variable 'n'"),
+    ):
+        assert refused(program).startswith(named)
+
+
+def test_looks_of_functions_that_are_called_are_refused() -> None:
+    def longer(text: str) -> bool:
+        return len(text) > 3
+
+    def program(s, q):
+        s += str(longer(f"a{q}"))
+
+    with pytest.raises(ul.TraceError, match=r"len\(\) looks at argument 'q'"):
+        ul.function(program).trace()
+
+
+def test_what_is_the_same_for_every_value_goes_on() -> None:
+    def program(s, q):
+        assert f"Question: {q}".startswith("Question")
+        assert not f"Question: {q}".startswith("Answer")
+        assert f"{q}?".endswith(("!", "?")) or True
+        assert f"{q}?".endswith("?")
+        assert f"Q{q}".find("Q") == 0
+        assert f"Q{q}" != ""
+        assert f"Q{q}" not in ("", "R")
+        assert "Q" in f"Q{q}"
+        assert "x".find(f"Q{q}") == -1
+        assert {"a": 1}.get(f"x{q}", 2) == 2
+        assert len([f"a{q}", q]) == len((q, q)) == 2
+        text = f"Q: {q}"
+        assert text != "A"
+        s += "NAME!".replace("NAME", q) + f"A: {q}".partition(": ")[0] + f"a {q}:".rstrip(" ")
+        s += sorted([f"b{q}", f"a{q}"], key=lambda each: each[0])[0]
+
+    assert said(traced(program), q="x") == "x!Aa x:ax"
+
+
+def test_a_guarded_look_is_no_look() -> None:
+    """A comparison that does not happen is not refused."""
+
+    def program(s, q, mode):
+        if mode == "short" and f"a{q}" == "ab":
+            s += "!"
+        s += q
+
+    assert said(traced(program, mode="long"), q="Q") == "Q"
+
+
 # ------------------------------------------------------------------------------------------ what no symbol sees
 
 
