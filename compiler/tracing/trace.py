@@ -118,9 +118,10 @@ class _Tracer:
         """Returns the parameters of the graph, and the call with symbols for them.
 
         Raises:
-            TraceError: there is a `*` parameter, or a `**` parameter and no bound argument for it.
+            TraceError: there is a `*` parameter: the graph would be that of no arguments.
         """
-        self._check_collecting()
+        for collecting in self._collecting(inspect.Parameter.VAR_POSITIONAL):
+            raise self._uncollected(f"*{collecting}", "a parameter that is a list, and fix it with static_args")
         parameters: list[Parameter] = []
         given: dict[str, Any] = {}
         positional: list[Any] = []
@@ -133,15 +134,8 @@ class _Tracer:
                 given[parameter.name] = symbol
         return parameters, self._arguments.bind(tuple(positional), given)
 
-    def _check_collecting(self) -> None:
-        parameters = inspect.signature(self._body.function).parameters
-        for parameter in parameters.values():
-            if parameter.kind is parameter.VAR_POSITIONAL:
-                raise self._uncollected(f"*{parameter.name}", "a parameter that is a list, and fix it with static_args")
-            if parameter.kind is parameter.VAR_KEYWORD and parameters.keys() >= self._arguments.bound.keys():
-                raise self._uncollected(
-                    f"**{parameter.name}", "a parameter for each of its names, or fix them with static_args"
-                )
+    def _collecting(self, kind: object) -> list[str]:
+        return [p.name for p in inspect.signature(self._body.function).parameters.values() if p.kind is kind]
 
     def _uncollected(self, written: str, instead: str) -> TraceError:
         code = getattr(inspect.unwrap(self._body.function), "__code__", None)
@@ -176,6 +170,10 @@ class _Tracer:
             fault = self._tape.fault
             if fault is not None:
                 raise fault from error
+            if isinstance(error, KeyError):  # of **words, which are those that are fixed
+                for collecting in self._collecting(inspect.Parameter.VAR_KEYWORD):
+                    instead = f"a parameter {error.args[0]}, or fix it with static_args"
+                    raise self._uncollected(f"**{collecting} but for what is fixed", instead) from error
             line = raising_line(error)
             source = self._tape.inside(str(error))
             if source is not None:

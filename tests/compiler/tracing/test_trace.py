@@ -323,8 +323,9 @@ def test_a_picture_that_is_no_file_is_said_at_once() -> None:
 def test_parameters_are_those_that_a_run_gives() -> None:
     class Helper:
         @ul.function
-        def program(self, s, a, /, b, c=3, *, d="x"):
+        def program(self, s, a, /, b, c=3, *, d="x", **more):
             s += f"{a}{b}{c}{d}"
+            assert more == {}
 
     graph = Helper().program.bind(b="B").trace(static_args={"d": "D"})
     assert graph.parameters == (Parameter("a"), Parameter("c", False, 3))
@@ -344,7 +345,9 @@ def test_parameters_that_collect_arguments_are_refused() -> None:
         "a graph has no *docs. Write a parameter that is a list, and fix it with static_args; or listed.run(...) to "
         "run the program with the interpreter"
     )
-    assert refused(named).startswith("a graph has no **words. Write a parameter for each of its names, or fix them")
+    assert refused(named).startswith(
+        "a graph has no **words but for what is fixed. Write a parameter a, or fix it with static_args; or named.run("
+    )
     assert said(traced(named, a="A")) == "A"
     assert said(ul.function(named).bind(a="B").trace()) == "B"
 
