@@ -98,6 +98,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing_behind(tmp_path: Pat
 def test_a_library_that_fails_its_check_never_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine that refuses an instruction: the process that tries it dies."""
     monkeypatch.setattr(library, "_CHECK", "import os; os.kill(os.getpid(), 4)")
+    monkeypatch.chdir(tmp_path)  # asked for its --version, the script makes a file of that name
     compiler = script(tmp_path, 'for last; do :; done; : > "$last"')  # makes empty files of the right names
     environment = {"UMBEL_CACHE": str(tmp_path / "cache"), "CXX": compiler, "PATH": os.environ["PATH"]}
     with pytest.raises(WrongKernels, match="the portable kernels fail their self-check: status -4"):
