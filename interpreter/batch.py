@@ -27,7 +27,7 @@ from ..lang.state import State
 from .body import Arguments, Host, RunOptions, journaled, opened
 from .budget import Allowance, allowance_of
 from .data.frames import Framed, joined
-from .data.output import EXISTING, BatchOutput, ResultFile, plain
+from .data.output import EXISTING, BatchOutput, ResultFile, plain, refuse_one_file
 from .data.progress import BatchProgress, Tally, bar_for
 from .data.rows import Row, RowCalls, table_of
 from .loop import hearing
@@ -260,7 +260,7 @@ class Job:
         else:
             self._take(arguments, items, carries=output is not None)
         checks.one_of("if_exists", if_exists, EXISTING)
-        _refuse_one_file({"output": output, "view": view, "journal": options.journal and options.journal.path})
+        refuse_one_file({"output": output, "view": view, "journal": options.journal and options.journal.path})
         self._output_options = (output, if_exists, None if table is None else table.schema)
         self._output: ResultFile | None = None
         self._view_path = view
@@ -602,16 +602,6 @@ def inputs_of(item: Item, call: inspect.BoundArguments | ParameterError) -> Row:
     if isinstance(item, Mapping):
         return dict(item)
     return {} if isinstance(call, ParameterError) else dict(call.arguments)
-
-
-def _refuse_one_file(paths: Mapping[str, object]) -> None:
-    """Raises ParameterError where two options name one file: each would write into the other's."""
-    named: dict[str, str] = {}
-    for option, path in paths.items():
-        if isinstance(path, str | os.PathLike):
-            other = named.setdefault(os.path.realpath(os.fsdecode(path)), option)
-            if other != option:
-                raise ParameterError(f"{other}= and {option}= name one file, {os.fsdecode(path)}; write two paths")
 
 
 def _too_many() -> ParameterError:

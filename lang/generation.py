@@ -171,8 +171,8 @@ def gen(
             variable raises GuaranteeError. None: False.
         validate: a function that judges each text, called with the object, or the text where no type is asked for, in
             a thread. It refuses by returning False, or by raising ValueError or AssertionError, whose message the model
-            is told when it is asked again. Another error, or a result that is neither a bool nor None, is a fault of
-            the function: reading the variable raises it.
+            is told when it is asked again. Any other error is a fault of the function, and so is a result that is
+            neither a bool nor None: reading the variable raises it.
 
     Returns:
         An operation: `s += ...` appends it, and `+` joins it with texts and other operations.

@@ -277,6 +277,16 @@ class ResultFile:
             os.unlink(path)
 
 
+def refuse_one_file(paths: Mapping[str, object]) -> None:
+    """Raises ParameterError where two options name one file: each would write into the other's."""
+    named: dict[str, str] = {}
+    for option, path in paths.items():
+        if isinstance(path, str | os.PathLike):
+            other = named.setdefault(os.path.realpath(os.fsdecode(path)), option)
+            if other != option:
+                raise ParameterError(f"{other}= and {option}= name one file, {os.fsdecode(path)}; write two paths")
+
+
 def _write(file: int, data: bytes) -> None:
     while data:  # a full disk takes a part, then raises
         data = data[os.write(file, data) :]

@@ -21,7 +21,7 @@ from ...lang.errors import ParameterError, ResultError, shown
 from ...lang.protocol import Backend
 from ...lang.state import State
 from ..batch import Failure, IfExists, Source, known_values, values_of
-from ..data.output import EXISTING, ResultFile
+from ..data.output import EXISTING, ResultFile, refuse_one_file
 from ..data.progress import BatchProgress
 from ..data.rows import Row, Table, table_of
 from ..run import chosen_backend
@@ -135,7 +135,8 @@ def evaluate(
         label=metric.label if isinstance(metric, Matching) else "",
         ignore_case=metric.ignore_case if isinstance(metric, Matching) else None,
     )
-    file = _output(output, if_exists)
+    refuse_one_file({"output": output, "journal": journal})
+    file = _output(output, if_exists, table.path)
     try:
         rows = Evaluation(metric, table, file, max_errors, about, model)
         return rows.run(
@@ -298,7 +299,7 @@ def _message(error: BaseException) -> str:
     return "; ".join([str(error), *getattr(error, "__notes__", ())])
 
 
-def _output(path: str | os.PathLike[str] | None, existing: str) -> ResultFile | None:
+def _output(path: str | os.PathLike[str] | None, existing: str, source: str) -> ResultFile | None:
     checks.one_of("if_exists", existing, EXISTING)
     if path is None:
         return None
@@ -308,7 +309,7 @@ def _output(path: str | os.PathLike[str] | None, existing: str) -> ResultFile | 
             f"evaluate(output={shown(found)}); write a path that ends in .jsonl; report.to_pandas().to_parquet(PATH) "
             "writes Parquet"
         )
-    return ResultFile(found, existing, None)
+    return ResultFile(found, existing, None, source)
 
 
 # -------------------------------------------------------------------------------- the data

@@ -58,7 +58,7 @@ class Matching:
         if self.is_exact:
             return agrees(value, label, ignore_case=self.ignore_case)
         found = [self._is_in(str(value), each) for each in _right_values(_plain(value), _plain(label))]
-        return any(found)  # of all: an empty member is told whether or not one before it matches
+        return any(found)  # all are compared: an empty member raises also after one that matches
 
     def _is_in(self, text: str, label: Any) -> bool:
         part = "" if label is None or label != label else str(label).strip()  # NaN is no text, too: frames have it

@@ -73,7 +73,8 @@ async def conversing(backend: Backend, options: argparse.Namespace) -> Backend:
     from ..backends.hosted.sglang.endpoint import RuntimeEndpoint
 
     assert isinstance(backend, RuntimeEndpoint), "--url was given"
-    model = OpenAI(backend.model or "default", base_url=f"{backend.base_url}/v1", api_key=options.api_key, mode="chat")
+    address, key = f"{backend.base_url}/v1", options.api_key or ""  # not that of the environment, which is OpenAI's
+    model = OpenAI(backend.model or "default", base_url=address, api_key=key, mode="chat")
     await backend.close()
     await model.start()
     return model

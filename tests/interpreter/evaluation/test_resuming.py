@@ -206,3 +206,15 @@ def test_an_output_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
     backend = ul.Echo()
     assert ul.evaluate(quiz, rows(4), MATCH, backend=backend, output=path, if_exists="resume").figure.count == 4
     assert backend.calls == 2
+
+
+@pytest.mark.parametrize("existing", ["error", "resume", "overwrite"])
+def test_an_output_is_neither_the_data_nor_the_journal(existing: Any, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"question": "Q", "label": "A"}\n')
+    with pytest.raises(ul.ParameterError, match="which the input is read from"):
+        ul.evaluate(quiz, data, MATCH, backend=ul.Echo(), output=data, if_exists=existing)
+    assert data.read_text() == '{"question": "Q", "label": "A"}\n'
+    out = tmp_path / "out.jsonl"
+    with pytest.raises(ul.ParameterError, match="output= and journal= name one file"):
+        ul.evaluate(quiz, data, MATCH, backend=ul.Echo(), output=out, journal=out, if_exists=existing)

@@ -2,7 +2,9 @@
 
 import json
 import re
+import threading
 from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -277,3 +279,26 @@ def test_a_chat_model_behind_a_url_gets_messages(
     printed = capsys.readouterr()
     assert printed.out == "hello\n"
     assert "no chat template" not in printed.err
+
+
+def test_a_chat_with_a_url_sends_no_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = []
+
+    class Listener(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            keys.append(self.headers["Authorization"])
+            self.send_error(404)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-environment")
+    monkeypatch.setattr(chat_module, "typed_lines", lambda history: iter(["Hi"]))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Listener) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        main(["chat", "--url", f"http://127.0.0.1:{server.server_port}", "--model", "gpt-4o"])
+        server.shutdown()
+    assert len(keys) > 3
+    assert not [key for key in keys if key is not None and "environment" in key]
