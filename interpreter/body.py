@@ -2,6 +2,7 @@
 
 A body runs here, in a thread, on the caller's loop, or on a loop of ours. Either way it reports its end to the run, and
 an error of the body ends what the run still has in flight: a caller that got an exception has no state to read from.
+Meanwhile the run's backend is the default one: a program that the body runs goes to it.
 
 A program's own parameters, options of the run and sampling defaults share one list of keywords, and the program goes
 first: a parameter called `stop` or `timeout` receives its own value. The option of that name can then be given in
@@ -41,6 +42,7 @@ from .run import (
     SpeculationSetting,
     chosen_backend,
     chosen_journal,
+    default_backend,
     ending,
     recording,
     speculation_of,
@@ -427,7 +429,7 @@ class Body:
     def _run_here(self, run: Run, state: BaseState, call: Call) -> None:
         run.log.note_arguments(call.arguments)
         try:
-            with run.inside():
+            with run.inside(), default_backend(run.backend):
                 state.ret_value = self.invoke(state, call)
         except BaseException as error:
             run.end(ending(error))
@@ -472,7 +474,7 @@ class Body:
         """Runs an async body until the run's deadline. `shown`: the state that sync code has of the same run."""
         run.log.note_arguments(call.arguments)
         try:
-            with run.inside():
+            with run.inside(), default_backend(run.backend):
                 async with asyncio.timeout(seconds_left(run.deadline)) as limit:
                     state.ret_value = await self.invoke(state, call)
             if shown is not None:

@@ -120,7 +120,8 @@ class Program:
                 such as temperature and max_tokens, which are defaults for the calls of this run.
 
         Keyword Args:
-            backend (Backend): to run on; default: that of `set_default_backend`.
+            backend (Backend): to run on; default: that of the program whose body runs this one, or else that of
+                `set_default_backend`.
             stream (bool): True returns at once, to read while the body runs; default: False.
             timeout (float): seconds for all of the run: every wait ends by then; default: None, no limit.
             budget (Budget): tokens, calls, dollars or seconds that no call goes beyond; default: None.

@@ -328,6 +328,8 @@ _of_process: list[Backend] = []  # at most one
 def set_default_backend(backend: Backend | None) -> None:
     """Sets the default backend of this process: of all runs that name none.
 
+    Programs that a program's body runs, and that name none, go to the backend of that program.
+
     Args:
         backend: such as `ul.Runtime()`; None unsets it, and then the default is a Runtime with the default model.
 
@@ -377,7 +379,8 @@ def default_backend(backend: Backend) -> Iterator[Backend]:
 
 
 def chosen_backend(given: object = None) -> Backend:
-    """Returns the backend given to a run, else the block's, else the process's, else the embedded model.
+    """Returns the backend given to a run, else that of the block or of the program around it, else the process's, else
+    the embedded model.
 
     Raises:
         ParameterError: not a backend.
