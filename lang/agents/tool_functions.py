@@ -17,7 +17,7 @@ import json
 import math
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NotRequired, ParamSpec, TypedDict, TypeVar, cast, overload
 
 import msgspec
@@ -31,10 +31,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _SECTION = re.compile(
-    r"^\s*(Args|Arguments|Parameters|Returns|Return|Raises|Yields|Examples?|Attributes|Note|Notes):\s*$"
+    r"(?:Args|Arguments|Parameters|Returns?|Raises|Yields|Examples?|Attributes|Notes?|Warnings?|See Also|References)"
+    r"(:?)$"
 )
-_PARAMETER = re.compile(r"^(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
-_ARGUMENTS = frozenset({"Args", "Arguments", "Parameters"})
+_ARGUMENTS = re.compile("(?:Args|Arguments|Parameters):?$")
+_UNDERLINE = re.compile("-{3,}$")
+_OF_GOOGLE = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")  # "days (int): how many"
+_OF_NUMPY = re.compile(r"(\w+)(?:\s*:.*)?()$")  # "days : int" over "    how many"
+_FIELD = re.compile(r"\s*:(param|type|returns?|rtype|raises?|yields?)(?:\s[^:]*?)??(?:\s+(\w+))?:\s*(.*)$")  # of Sphinx
 
 
 class ToolFunction(Generic[P, R]):
@@ -152,8 +156,8 @@ def tool(
         function: sync or async; also a `functools.partial`, whose given arguments the model does not see, and an
             object with `__call__`. Each parameter has an annotation with a JSON form; a default makes it optional.
         name: for the model; None: the function's.
-        description: for the model; None: the docstring up to its first section. Lines of its `Args:` describe the
-            parameters.
+        description: for the model; None: the docstring up to its first section. What it says of the parameters
+            describes them, in the style of Google, NumPy or Sphinx.
 
     Raises:
         ParameterError: a parameter without annotation, `*args`, `**kwargs` or a positional-only one, a type without a
@@ -265,27 +269,40 @@ def _schema(arguments: Typed, words: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Returns what a docstring says before its first section, and its words about each parameter."""
+    """Returns what a docstring says before its first section or field, and its words about each parameter. Sections are
+    Google's or NumPy's, fields are Sphinx's."""
     lines = text.splitlines()
-    first = next((number for number, line in enumerate(lines) if _SECTION.match(line)), len(lines))
+    rows = range(len(lines))
+    first = next((row for row in rows if _header(lines, row) or _FIELD.match(lines[row])), len(lines))
     words: dict[str, list[str]] = {}
-    section, indent, current = "", 0, ""
-    for line in lines[first:]:
-        if (found := _SECTION.match(line)) is not None:
-            section, indent, current = found[1], 0, ""
-            continue
-        if section not in _ARGUMENTS or not line.strip():
-            continue
-        depth = len(line) - len(line.lstrip())
-        indent = indent or depth
-        found = _PARAMETER.match(line.strip()) if depth == indent else None
-        if found is not None:
-            current = found[1]
-            words[current] = [found[2]]
-        elif current:
-            words[current].append(line.strip())
+    header, indent, current = None, None, ""  # header: of the parameters in this section; None in any other one
+    for row in rows[first:]:
+        line, depth = lines[row].strip(), len(lines[row]) - len(lines[row].lstrip())
+        field = _FIELD.match(lines[row])
+        if begun := _header(lines, row):
+            header, indent, current = begun if _ARGUMENTS.match(line) else None, None, ""
+        elif field is not None:
+            header, current = None, field[2] or "" if field[1] == "param" else ""
+            words |= {current: [field[3]]} if current else {}
+        elif line and not _UNDERLINE.match(line):
+            indent = depth if indent is None else indent
+            found = header.match(line) if header is not None and depth == indent else None
+            if found is not None:
+                current = found[1]
+                words[current] = [found[2]]
+            elif current:
+                words[current].append(line)
     said = {name: " ".join(filter(None, pieces)) for name, pieces in words.items()}
     return "\n".join(lines[:first]).strip(), {name: text for name, text in said.items() if text}
+
+
+def _header(lines: Sequence[str], row: int) -> re.Pattern[str] | None:
+    """Returns how a section that begins at a line writes its parameters; None for any other line."""
+    found = _SECTION.match(lines[row].strip())
+    if found is None:
+        return None
+    underlined = row + 1 < len(lines) and _UNDERLINE.match(lines[row + 1].strip())
+    return _OF_GOOGLE if found[1] else _OF_NUMPY if underlined else None
 
 
 def result_text(value: object) -> str:

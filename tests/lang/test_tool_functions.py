@@ -53,6 +53,72 @@ def test_a_signature_is_a_schema() -> None:
     assert schema["$defs"]["Place"]["properties"]["city"] == {"type": "string"}
 
 
+def of_numpy(city: str, days: int = 1) -> str:
+    """Tells the weather.
+
+    Parameters
+    ----------
+    city : str, optional
+        where it is
+        asked for.
+    days
+        how many: 1 or 3.
+
+    Returns
+    -------
+    days : str
+        not a parameter's line.
+    """
+    return ""
+
+
+def of_sphinx(city: str, days: int = 1) -> str:
+    """Tells the weather.
+
+    :param city: where it is
+        asked for.
+    :type city: str
+    :param int days: how many: 1 or 3.
+    :raises ValueError: days: not a parameter's line.
+    :returns: the weather
+    """
+    return ""
+
+
+def of_google(city: str, days: int = 1) -> str:
+    """Tells the weather.
+
+    Args:
+        city (str, optional): where it is
+            asked for.
+        days: how many: 1 or 3.
+
+    Returns:
+        days: not a parameter's line.
+    """
+    return ""
+
+
+@pytest.mark.parametrize("function", [of_numpy, of_sphinx, of_google])
+def test_docstrings_of_three_styles_describe_parameters(function: Any) -> None:
+    made = ul.tool(function)
+    assert made.description == "Tells the weather."
+    described = {name: each["description"] for name, each in made.schema["properties"].items()}
+    assert described == {"city": "where it is asked for.", "days": "how many: 1 or 3."}
+
+
+def test_words_that_begin_no_section_stay_in_the_description() -> None:
+    def search(query: str) -> str:
+        """Searches.
+
+        Returns
+        what was found :param or not.
+        """
+        return ""
+
+    assert ul.tool(search).description == "Searches.\n\nReturns\nwhat was found :param or not."
+
+
 def test_arguments_become_values_of_their_types() -> None:
     read = weather.read('{"place": {"city": "Oslo"}, "unit": "K"}')
     assert read == {"place": Place("Oslo"), "unit": Unit.KELVIN}
