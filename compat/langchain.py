@@ -6,6 +6,7 @@ model = ChatUmbel(backend=ul.Runtime(), temperature=0)
 model.invoke("What is an umbel?").content
 """
 
+import itertools
 import json
 import uuid
 import warnings
@@ -14,13 +15,14 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
+from ..interpreter import loop
 from ..interpreter.run import chosen_backend
 from ..interpreter.tool_reader import ArgumentsPiece, CallBegins, CallEnds, CallEvent, ContentPiece
 from ..lang.conversations.messages import Message
 from ..lang.errors import CapabilityError, MissingExtraError, ParameterError, shown, unknown_option
 from ..lang.ops import image
-from ..lang.prompt import Media, media_of
-from ..lang.protocol import Backend
+from ..lang.prompt import Media, Text, media_of
+from ..lang.protocol import Backend, Tokenize
 from ..lang.tool_calls import Tool, ToolCall, ToolChoice
 from . import conversing
 from .answering import ANY_OBJECT, Answer, Turn, ask, ask_async, picture, stream, stream_async
@@ -45,6 +47,7 @@ _CHUNKS = {
     "SystemMessageChunk": "system",
     "ToolMessageChunk": "tool",
 }
+_numbers = itertools.count()  # of questions for tokens
 _CALL_BLOCKS = ("tool_use", "tool_call", "function_call")  # the message's `tool_calls` say the same
 _SIGNATURES = "umbel_signatures"  # of calls, in their order: the provider wants them back
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
@@ -124,6 +127,16 @@ class ChatUmbel(BaseChatModel):  # type: ignore[misc]  # LangChain is not looked
             schema,
             {name: value for name, value in sampling.items() if value is not None},
         )
+
+    def get_num_tokens(self, text: str) -> int:
+        """Counts the tokens of a text, BOS included, by the model's own tokenizer. A backend without token ids, such as
+        a hosted model, gives a number that is never less than they are."""
+        backend = chosen_backend(self.backend)
+        tokenize = getattr(backend, "tokenize", None)
+        parts = (Text(text),) if text else ()
+        if tokenize is None:
+            return backend.tokens_at_most(parts)
+        return len(loop.streams.run(tokenize(Tokenize(f"langchain-{next(_numbers)}", parts))).token_ids)
 
     def _generate(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any

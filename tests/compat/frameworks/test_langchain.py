@@ -77,6 +77,17 @@ def test_a_schema_is_enforced(model: Any) -> None:
         model.with_structured_output(Judgement).invoke("Something else.")
 
 
+@pytest.mark.model
+def test_tokens_are_counted_by_the_model_and_bounded_elsewhere() -> None:
+    hosted = ul.OpenAI("gpt-4o", base_url="http://127.0.0.1:9/v1", api_key="none")
+    with ul.Runtime() as runtime:
+        counted = ChatUmbel(backend=runtime)
+        assert counted.get_num_tokens("The capital of France is Paris.") == 8
+        assert counted.get_num_tokens("") == 1  # BOS
+        assert counted.get_num_tokens_from_messages(TURNS) > counted.get_num_tokens(TURNS[1].content)
+    assert ChatUmbel(backend=hosted).get_num_tokens("The capital of France is Paris.") >= 8
+
+
 def test_a_hosted_model_answers() -> None:
     with FakeOpenAI(said) as server:
         backend = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key)
