@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..interpreter.view.page import RunRecord
+from ..lang import checks
 from ..lang.errors import MAX_MESSAGE, ParameterError, UmbelError, shortened
 from . import passes
 from .files import serialise
@@ -26,6 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 1 with a message where there is no graph."""
     options = parser().parse_args(arguments)
     try:
+        for option, path in (("--output", options.output), ("--svg", options.svg)):
+            if path is not None:
+                checks.output(option, path)
         if options.run is not None:
             return _draw_run(options)
         graph = _graph(options)

@@ -5,6 +5,8 @@
     seconds("timeout", value)       a number above 0
     switch("stream", value)         True or False
     text("salt", value, 128)        a string, of at most so many characters
+    path("journal", value)          the path of a file, as a string
+    output("--svg", value)          the same where a file can be made, before anything is computed or paid for it
     one_of("mode", value, MODES)    one of some strings
     members("stop", value, 16)      the members of an iterable, of which no more than that are taken
     entries("bias", value, 300)     the members of a mapping
@@ -20,6 +22,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sized
 from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from .errors import ParameterError, UmbelError, shown
@@ -140,6 +143,15 @@ def path(name: str, value: object) -> str:
     if not isinstance(found, str) or not plain(found) or "\0" in found or len(found) > LONGEST_PATH:
         raise ParameterError(f"{name}={shown(value)}; write a path, a string of at most {LONGEST_PATH} characters")
     return plain(found)
+
+
+def output(name: str, value: str | os.PathLike[str]) -> None:
+    """Raises ParameterError for the path of a file that cannot be made: a folder, or in a folder that is not there."""
+    file = Path(path(name, value))
+    if file.is_dir():
+        raise ParameterError(f"{name} {shown(str(file))} is a folder; write the path of a file in it")
+    if not file.parent.is_dir():
+        raise ParameterError(f"{name} {shown(str(file))}: {file.parent} is no folder; make it, or write another path")
 
 
 def one_of(name: str, value: object, known: Collection[str]) -> str:

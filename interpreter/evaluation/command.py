@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...lang import checks
 from ...lang.errors import ParameterError, shown
 from ..backends.runtime import Runtime
 from .calibration import PICTURES, Calibration
@@ -16,6 +17,7 @@ from .evaluate import evaluate
 from .metrics import Metric, contains_match, exact_match
 from .report import EvaluationReport
 
+_BINS = 10  # of a calibration
 _MOST_NAMES = 5  # of programs, listed where another one was named
 _ABOUT = (
     "Runs a program over the rows of a file, measures each result, and prints figures with their intervals, the cost, "
@@ -30,13 +32,14 @@ def main(arguments: Sequence[str]) -> int:
         ParameterError: the program, the metric or the data cannot be used.
     """
     options = parser().parse_args(list(arguments))
-    if options.plot is not None and options.calibration is None:
-        raise ParameterError("--plot draws the calibration; write --calibration VARIABLE=COLUMN, too")
+    for option, given in (("--plot", options.plot), ("--bins", options.bins)):
+        if given is not None and options.calibration is None:
+            raise ParameterError(f"{option} is of the calibration; write --calibration VARIABLE=COLUMN, too")
     if options.plot is not None and not options.plot.lower().endswith(PICTURES):
         raise ParameterError(f"--plot {shown(options.plot)}; write a path that ends in {', '.join(PICTURES)}")
     for option, path in (("--save", options.save), ("--plot", options.plot)):
         if path is not None:
-            _check_path(option, path)
+            checks.output(option, path)
     earlier = None if options.compare is None else EvaluationReport.load(options.compare)
     files: dict[str, dict[str, Any]] = {}
     program = _named(options.program, files, "program", lambda found: callable(getattr(found, "run_batch", None)))
@@ -68,15 +71,6 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _check_path(option: str, given: str) -> None:
-    """Raises ParameterError where no file can be made, before anything is paid for."""
-    path = Path(given)
-    if path.is_dir():
-        raise ParameterError(f"{option} {shown(given)} is a folder; write the path of a file in it")
-    if not path.parent.is_dir():
-        raise ParameterError(f"{option} {shown(given)}: {path.parent} is no folder; make it, or write another path")
-
-
 def _print(report: EvaluationReport, earlier: EvaluationReport | None, options: argparse.Namespace) -> None:
     """Prints the report, whether or not what comes after it is refused."""
     if not options.json:
@@ -96,7 +90,9 @@ def _further(
     report: EvaluationReport, earlier: EvaluationReport | None, options: argparse.Namespace
 ) -> Iterator[tuple[str, Calibration | Comparison]]:
     if options.calibration is not None:
-        calibration = report.calibration(*_pair("--calibration", options.calibration), bins=options.bins)
+        calibration = report.calibration(
+            *_pair("--calibration", options.calibration), bins=_BINS if options.bins is None else options.bins
+        )
         yield "calibration", calibration
         if options.plot is not None:  # after it is printed, as the picture may be refused
             calibration.plot(options.plot)
@@ -182,7 +178,7 @@ def parser() -> argparse.ArgumentParser:
     reports.add_argument("--save", metavar="REPORT.json", help="write the report, for --compare")
     reports.add_argument("--compare", metavar="REPORT.json", help="compare with an earlier report of the same data")
     reports.add_argument("--calibration", metavar="VARIABLE=COLUMN", help="of a select: confidence next to accuracy")
-    reports.add_argument("--bins", type=int, default=10, help="of the calibration; default: 10")
+    reports.add_argument("--bins", type=int, help=f"of the calibration; default: {_BINS}")
     reports.add_argument("--plot", metavar="FILE", help="draw the calibration as .svg, .png or .pdf")
     reports.add_argument("--json", action="store_true", help="print one JSON object")
     reports.add_argument("--at-least", type=float, metavar="X", help="exit code 1 where the figure is below, for CI")

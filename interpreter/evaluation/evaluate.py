@@ -332,7 +332,8 @@ def _table(data: Source) -> Table:
         rows = (_checked_row(index, row) for index, row in enumerate(begun))
     else:
         known = checks.members("evaluate(data)", data, _MOST_ROWS, "a list of dicts")
-        rows = iter([_checked_row(index, row) for index, row in enumerate(known)])
+        checked = [_checked_row(index, row) for index, row in enumerate(known)]
+        return Table("the data", tuple(dict.fromkeys(chain.from_iterable(checked))), total, iter(checked))
     first = next(rows, None)
     if first is None:
         return Table("the data", (), 0, rows)

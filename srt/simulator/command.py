@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from ...lang import checks
 from ...lang.errors import ParameterError, shown
 from ...lang.runtime_options import RuntimeOptions
 from ...lang.traces.calls import CallTrace
@@ -226,6 +227,9 @@ def main(arguments: Sequence[str], read_trace: Callable[[Path], CallTrace | None
     read_trace: reads a journal or a saved run, which the runtime does not know; None for any other file.
     """
     options = parser().parse_args(arguments)
+    for option in ("json", "svg", "html"):
+        if getattr(options, option):
+            checks.output(f"--{option}", getattr(options, option))
     steps = Path(options.steps).expanduser() if options.steps else None
     if options.measure or options.fit:
         return _make_steps(options, steps)

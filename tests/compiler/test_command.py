@@ -100,7 +100,11 @@ def test_what_a_program_does_beside_is_said(here, capsys):
         (["tips.py:tips"], "tips.py:7: "),
         (["tips.py:tips", "--static", "size=2"], "size"),
         (["tips.py:tips", "--static", "count=1", "--passes", "fodl"], "there is no pass 'fodl'; did you mean 'fold'?"),
-        (["tips.py:tips", "--static", "count=1", "-o", "no/such/f.umbel.json"], "No such file or directory: 'no/such'"),
+        (["tips.py:tips", "--static", "count=1", "-o", "no/such/f.umbel.json"], "no/such is no folder; make it"),
+        (
+            ["tips.py:tips", "--static", "count=1", "--svg", "."],
+            "--svg '.' is a folder; write the path of a file in it",
+        ),
         (["none.umbel.json"], "No such file or directory: 'none.umbel.json'"),
         (["bad.umbel.json"], "bad.umbel.json: it is no JSON: line 1, column 1"),
         (["bad.umbel.json", "--static", "n=1"], "--static is for programs"),

@@ -112,6 +112,7 @@ def test_a_comparison_that_is_refused_does_not_hide_the_report(capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("given", "words"),
     [
+        (["--bins", "5"], "--bins is of the calibration; write --calibration VARIABLE=COLUMN, too"),
         (["--save", "nodir/a.json"], "--save 'nodir/a.json': nodir is no folder; make it, or write another path"),
         (["--save", "."], "--save '.' is a folder; write the path of a file in it"),
         (["--calibration", "answer=label", "--plot", "nodir/c.svg"], "--plot 'nodir/c.svg': nodir is no folder"),

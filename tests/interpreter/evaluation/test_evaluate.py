@@ -386,3 +386,14 @@ def test_contains_match_does_not_measure_a_row_without_a_text(label: object) -> 
 def test_a_variable_that_the_program_never_sets_names_those_that_it_sets() -> None:
     report = ul.evaluate(quiz, rows(2), ul.exact_match("anser", "label"), backend=always())
     assert "no variable 'anser'; it has set 'answer'" in report.unmeasured[0].message
+
+
+def test_a_column_that_later_rows_alone_have_is_known() -> None:
+    @ul.function
+    def answered(s: ul.State, question: str) -> None:
+        s += question + ul.gen("answer", max_tokens=2)
+
+    rows = [{"question": "1 + 1 ="}, {"question": "2 + 2 =", "label": "4"}]
+    report = ul.evaluate(answered, rows, ul.exact_match("answer", "label"), backend=ul.Echo(lambda prompt: "4"))
+    assert [row.figures for row in report.results] == [{}, {"exact_match": True}]
+    assert "label" in report.results[0].message
