@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from unicodedata import east_asian_width
 from xml.sax.saxutils import escape
 
-from ..language import Ranges
+from ..language import CharSet, Ranges
+from ..regex.classes import digit, space, word
 from .compress import Edge, Graph
 
 _SHORT = {0x09: "\\t", 0x0A: "\\n", 0x0D: "\\r"}
@@ -24,22 +25,29 @@ def quoted(text: str) -> str:
 
 
 def character_set(ranges: Ranges) -> str:
-    """Writes `[0-9a-f]`, or `[^"]` where that is shorter, or `.` for every character."""
-    others = _others(ranges)
+    """Writes `[0-9a-f]`, or `[^"]` where that is shorter, with the classes of `re` that are inside, such as `\\d` or
+    `[\\w.]`; `.` for every character."""
+    given = CharSet(ranges)
+    others = ~given
     if not others:
         return "."
-    return f"[^{_listed(others)}]" if len(others) < len(ranges) else f"[{_listed(ranges)}]"
+    classes, rest = _without_classes(given)
+    other_classes, other_rest = _without_classes(others)
+    if len(other_classes) + len(other_rest) < len(classes) + len(rest):
+        listed = "".join(other_classes) + _listed(other_rest)
+        return listed.upper() if other_classes == [listed] else f"[^{listed}]"
+    listed = "".join(classes) + _listed(rest)
+    return listed if classes == [listed] else f"[{listed}]"
 
 
-def _others(ranges: Ranges) -> Ranges:
-    """Returns the characters that are not among `ranges`; surrogates are none."""
-    found: list[tuple[int, int]] = []
-    start = 0
-    for first, last in (*ranges, (0x110000, 0x110000)):
-        if start < first and not 0xD800 <= start <= first - 1 <= 0xDFFF:
-            found.append((start, first - 1))
-        start = last + 1
-    return tuple(found)
+def _without_classes(characters: CharSet) -> tuple[list[str], Ranges]:
+    """Returns the classes that are inside of a set, and what is left of it."""
+    found = []
+    for name, members in (("\\w", word()), ("\\d", digit()), ("\\s", space())):
+        if characters & members == members:
+            found.append(name)
+            characters -= members
+    return found, characters.ranges
 
 
 def _listed(ranges: Ranges) -> str:

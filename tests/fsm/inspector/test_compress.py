@@ -9,7 +9,9 @@ from umbel.fsm.automaton.automaton import DEAD, Automaton
 from umbel.fsm.errors import Limits
 from umbel.fsm.inspector.compress import Graph, compress, explore, forced_share
 from umbel.fsm.inspector.drawing import character_set, edge_label, quoted
-from umbel.fsm.language import Chars, Concat, Grammar, Language, Literal, Repeat, Spelled, Union
+from umbel.fsm.language import Chars, CharSet, Concat, Grammar, Language, Literal, Repeat, Spelled, Union
+from umbel.fsm.regex.classes import digit, space, word
+from umbel.fsm.regex.parser import parse_regex
 
 from ..languages import FEW_LETTERS, LANGUAGES
 
@@ -120,6 +122,10 @@ def test_a_text_without_bytes_has_no_forced_ones() -> None:
     ("ranges", "label"),
     [
         (((0x30, 0x39), (0x61, 0x62)), "[0-9ab]"),
+        (digit().ranges, "\\d"),
+        ((~digit()).ranges, "\\D"),
+        ((word() | CharSet.of([(0x2D, 0x2E)])).ranges, "[\\w\\-.]"),
+        ((~(space() | digit())).ranges, "[^\\d\\s]"),
         (((0x0A, 0x0A), (0x5D, 0x5D)), r"[\n\]]"),
         (((0x00, 0x21), (0x23, 0xD7FF), (0xE000, 0x10FFFF)), '[^"]'),
         (((0x00, 0xD7FF), (0xE000, 0x10FFFF)), "."),
@@ -127,7 +133,29 @@ def test_a_text_without_bytes_has_no_forced_ones() -> None:
     ],
 )
 def test_sets_are_written_as_expressions_write_them(ranges: tuple[tuple[int, int], ...], label: str) -> None:
-    assert character_set(ranges) == label
+    written = character_set(ranges)
+    assert written == label
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        r"\d",
+        r"\W",
+        r"\S",
+        r"[\w.+-]",
+        r"[^\w\s]",
+        r"[\D\s]",
+        r"[^a-z\d]",
+        r"[\d\D]",
+        "[^\\]]",
+        "(?a:\\w)",
+    ],
+)
+def test_a_set_that_is_read_again_is_the_same(expression: str) -> None:
+    read = parse_regex(expression, Limits())
+    assert isinstance(read, Chars)
+    assert parse_regex("(?s)" + character_set(read.ranges), Limits()) == read
 
 
 def test_texts_are_quoted_with_few_escapes() -> None:
