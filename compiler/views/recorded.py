@@ -75,7 +75,8 @@ class _Run:
     _builder: Builder = field(default_factory=Builder)
     _last: dict[int, Node] = field(default_factory=dict)  # of every stream
     _forks: dict[int, tuple[Node, list[int]]] = field(default_factory=dict)  # operation → its node and branches
-    _answers: list[tuple[str, str, Node]] = field(default_factory=list)  # variable, text, the call
+    _answers: list[tuple[str, str, int, Node]] = field(default_factory=list)  # variable, text, stream, the call
+    _branches: dict[int, int] = field(default_factory=dict)  # stream → its number in its fork
     _places: dict[int, Line] = field(default_factory=dict)
 
     def graph(self) -> Graph:
@@ -102,7 +103,7 @@ class _Run:
         number = line["stream"]
         fork = self._forks.get(line["after"]) if line["after"] is not None else None
         if fork is not None and number in fork[1]:
-            index = fork[1].index(number)
+            index = self._branches[number] = fork[1].index(number)
             node = self._builder.node(GetForkItem(index), (fork[0],))
             self._label(node, Label("Branch", str(index)), f"branch {index}")
             if fork[0] in self.after:
@@ -130,7 +131,7 @@ class _Run:
             if isinstance(op, Fork):
                 self._forks[line["op"]] = (node, list(line.get("others", ())))
             elif isinstance(op, Generate | Choose):
-                self._answers.append((line.get("name", ""), _text(line), node))
+                self._answers.append((line.get("name", ""), _text(line), number, node))
 
     def _boxes(self, line: Entry) -> list[_Box]:
         """Returns the operation, its further inputs, label and whole text of each box that a line makes."""
@@ -179,12 +180,18 @@ class _Run:
         return Append(), (self._builder.node(Constant(text)),), Label("Text", _quoted(text)), text
 
     def _answer(self, text: str, expression: str) -> tuple[Node | None, str]:
-        """Returns the node of an answer of another call that an expression names and that has this text, and its
-        name."""
-        for name, answer, call in reversed(self._answers):
-            if answer == text and re.search(rf"""["']{re.escape(name)}["']""", expression):
-                return self._builder.node(Variable(name), (call,)), name
-        return None, ""
+        """Returns the node of the last answer that an expression names and that has this text, and its name. Of equal
+        answers of branches `forks[0]["plan"]` is that of branch 0."""
+        found: tuple[Node | None, str] = None, ""
+        for name, answer, stream, call in self._answers:
+            if answer != text:
+                continue
+            named = re.search(rf"""(?:\[(\d+)\]\s*\[\s*)?["']{re.escape(name)}["']""", expression)
+            if named is None:
+                continue
+            if found[0] is None or named[1] is None or self._branches.get(stream) == int(named[1]):
+                found = self._builder.node(Variable(name), (call,)), name
+        return found
 
     def _label(self, node: Node, label: Label, whole: str) -> None:
         self.labels[node] = label

@@ -57,6 +57,29 @@ def test_answers_that_the_program_says_again_have_an_arrow_from_their_call() -> 
     assert "said after the program had read related" in picture
 
 
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_of_equal_answers_of_branches_the_arrow_comes_from_the_branch_that_is_named(index: int) -> None:
+    @ul.function
+    def equal(s: ul.State) -> None:
+        forks = s.fork(3)
+        forks += "Plan: " + ul.gen("plan", max_tokens=4)
+        s += "Best: "
+        if index == 0:
+            s += forks[0]["plan"]
+        elif index == 1:
+            s += forks[1]["plan"]
+        else:
+            s += forks[2]["plan"]
+
+    state = equal.run(backend=ul.Echo(lambda prompt: " a walk"))
+    state.sync()
+    picture = ElementTree.fromstring(recorded.svg(state.record().lines))
+    (arrow,) = [path for path in picture.iter(f"{SVG}path") if "stroke-dasharray" in path.attrib]
+    columns = sorted({float(box.attrib["x"]) for box in picture.iter(f"{SVG}rect") if box.get("height") == "26.0"})
+    assert len(columns) == 4  # that of the program, and three of its branches
+    assert arrow.attrib["d"].startswith(f"M {columns[index + 1]} ")
+
+
 def test_a_picture_has_a_legend_of_its_own_kinds_and_says_what_dashes_mean() -> None:
     picture = recorded.svg(judged().lines)
     for word in ("text", "argument", "call of a model", "value", "structure"):
