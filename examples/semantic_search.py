@@ -33,6 +33,8 @@ def nearest(question: str, texts: list[str], embedder: ul.Runtime | None, count:
 
 def main(embedder: ul.Runtime | None = None, reranker: ul.Runtime | None = None) -> None:
     found = nearest(QUESTION, NOTES, embedder)
+    if embedder is None:
+        print("The default model is none for embeddings: it finds little. Name one that is.", file=sys.stderr)
     print(QUESTION)
     for text in found:
         print("  near:", text)
