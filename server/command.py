@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
+import httptools
 import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -380,18 +381,78 @@ class EarlyRequest(Exception):
     """A request began on a connection before the answer to the one before it had ended."""
 
 
+_WISHES = (b"upgrade", b"http2-settings")  # headers, and words of the header Connection
+
+
 class HttpProtocol(HttpToolsProtocol):
     """One connection, with one request at a time.
 
     What a client sends before it has its whole answer is dropped, and the connection ends with that answer. uvicorn
     would queue such requests and stop reading, so that it did not see the client leave, and the first one ran on.
+
+    No other protocol is spoken here, so a wish for one is left out of a request's head: Java's client sends
+    `Upgrade: h2c` with each. httptools would take the body behind it for the other protocol, and so drop it.
+
+    A connection on which no whole head comes within `IDLE_SECONDS` is closed.
     """
 
     _deaf = False
+    _closing: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _await_head(self) -> None:
+        if self._closing is None and (self.cycle is None or self.cycle.response_complete):
+            self._closing = self.loop.call_later(IDLE_SECONDS, self.timeout_keep_alive_handler)
+
+    def _stop_waiting(self) -> None:
+        if self._closing is not None:
+            self._closing.cancel()
+            self._closing = None
 
     def data_received(self, data: bytes) -> None:
-        if not self._deaf:
-            super().data_received(data)
+        if self._deaf:
+            return
+        self._unset_keepalive_if_required()
+        self._await_head()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as wish:
+            self._parse_without_wish(data[wish.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _parse_without_wish(self, rest: bytes) -> None:
+        """Parses the head that has come once more, without its wish for another protocol, and what came behind it."""
+        head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                value = b",".join(word for word in value.split(b",") if word.strip().lower() not in _WISHES)
+            if name not in _WISHES:
+                head.append(b"%b: %b" % (name, value))
+        self.parser = httptools.HttpRequestParser(self)
+        with contextlib.suppress(AttributeError):  # of httptools before 0.6.3; as uvicorn sets it for the first parser
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.data_received(b"\r\n".join([*head, b"", rest]))
+
+    @property
+    def _has_wish(self) -> bool:
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"  # which has nothing but that
+
+    def on_headers_complete(self) -> None:
+        self._stop_waiting()
+        if not self._has_wish:
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self._has_wish:
+            super().on_message_complete()
 
     def on_message_begin(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:

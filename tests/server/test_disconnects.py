@@ -147,3 +147,52 @@ def test_bytes_that_are_no_http_are_answered_and_counted() -> None:
         assert b"umbel_http_malformed_total 1.0" in (await client.get("/metrics")).content
 
     on_a_server(work)
+
+
+WISH = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 7], ids="in {} pieces".format)
+def test_a_request_that_wishes_for_another_protocol_is_answered_with_its_body(pieces: int) -> None:
+    """As Java's client sends each request."""
+
+    async def work(client: AsgiClient) -> None:
+        head, _, body = request_of(3).partition(b"\r\n\r\n")
+        sent = head + b"\r\n" + WISH + b"\r\n" + body
+        size = -(-len(sent) // pieces)
+        async with connected(client) as (reader, writer):
+            for _ in range(2):  # on one connection
+                for start in range(0, len(sent), size):
+                    writer.write(sent[start : start + size])
+                    await writer.drain()
+                    await asyncio.sleep(0)
+                answer = await reader.readuntil(b"\r\n\r\n")
+                assert answer.startswith(b"HTTP/1.1 200 OK")
+                await reader.readexactly(int(answer.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+            writer.write(b"CONNECT a:443 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert b"HTTP/1.1 4" in await reader.read()
+
+    on_a_server(work)
+
+
+@pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET /health HTTP/1.1\r\nHost: loc", WISH])
+def test_a_connection_without_a_whole_head_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("umbel.server.command.IDLE_SECONDS", 0.01)
+
+    async def work(client: AsgiClient) -> None:
+        async with connected(client) as (reader, writer):
+            writer.write(sent)
+            assert not (await reader.read()).startswith(b"HTTP/1.1 200")
+
+    on_a_server(work)
+
+
+def test_a_stream_outlives_the_time_for_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("umbel.server.command.IDLE_SECONDS", 0.01)
+
+    async def work(client: AsgiClient) -> None:
+        async with connected(client) as (reader, writer):
+            writer.write(request_of(200))
+            assert (await reader.read()).startswith(b"HTTP/1.1 200")
+
+    on_a_server(work)
