@@ -10,7 +10,6 @@ import ast
 import linecache
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from ...lang.prompt import Place
 
@@ -108,7 +107,7 @@ class Texts:
 
 
 def texts_of(place: Place) -> Texts | None:
-    """Reads the statement at a place; None without its source. Reads all of the file: keep what it returns."""
+    """Reads the statement at a place; None without its source."""
     statement = _statement(place.file, place.number)
     if statement is None:
         return None
@@ -220,34 +219,60 @@ def _best(file: str, candidates: Iterable[list[Item]], text: str) -> list[Value]
 # ------------------------------------------------------------------------------------------ source
 
 
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of source: the lines as `linecache` has them, which reads a changed file anew into other ones, and its
+    statements by the lines they are on, innermost last."""
+
+    lines: list[str]
+    rows: list[bytes]  # as positions in the tree count them
+    statements: dict[int, ast.stmt]
+
+
+_MOST_FILES = 16
+_files: dict[str, _File] = {}
+
+
+def _read(file: str) -> _File:
+    """Returns a file, which is parsed once."""
+    lines = linecache.getlines(file)
+    kept = _files.get(file)
+    if kept is not None and kept.lines is lines:
+        return kept
+    source = "".join(lines)
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # not Python, or changed since
+        tree = ast.Module([], [])
+    statements: dict[int, ast.stmt] = {}
+    for node in ast.walk(tree):  # what is inside of a statement comes after it
+        if isinstance(node, ast.stmt):
+            for number in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                if number not in statements or node.lineno >= statements[number].lineno:
+                    statements[number] = node
+    if len(_files) >= _MOST_FILES:
+        _files.clear()
+    read = _files[file] = _File(lines, source.encode("utf-8", "surrogatepass").split(b"\n"), statements)
+    return read
+
+
 def _statement(file: str, number: int) -> ast.stmt | None:
     """Finds the innermost statement on this line."""
-    lines = linecache.getlines(file)
-    tree = _tree("".join(lines)) if lines else None
-    found: ast.stmt | None = None
-    for node in ast.walk(tree) if tree is not None else ():
-        inside = isinstance(node, ast.stmt) and node.lineno <= number <= (node.end_lineno or node.lineno)
-        if inside and (found is None or node.lineno >= found.lineno):  # type: ignore[attr-defined]  # it is a statement
-            found = node  # type: ignore[assignment]
-    return found
-
-
-@lru_cache(maxsize=16)
-def _tree(source: str) -> ast.Module | None:
-    try:
-        return ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # not Python, or changed since
-        return None
+    return _read(file).statements.get(number)
 
 
 def _source(file: str, node: ast.expr | ast.stmt) -> str:
     """Returns the source of a node; of a block only its first line."""
-    lines = linecache.getlines(file)
     body = getattr(node, "body", None)
     if isinstance(body, list) and body:
-        lines = lines[: max(node.lineno, body[0].lineno - 1)]
-        return "".join(lines[node.lineno - 1 :])
-    return ast.get_source_segment("".join(lines), node) or ""
+        rows = _read(file).rows[node.lineno - 1 : max(node.lineno, body[0].lineno - 1)]
+        return b"\n".join(rows).decode("utf-8", "replace")
+    rows = _read(file).rows[node.lineno - 1 : node.end_lineno]
+    if not rows:
+        return ""
+    rows[-1] = rows[-1][: node.end_col_offset]
+    rows[0] = rows[0][node.col_offset :]
+    return b"\n".join(rows).decode("utf-8", "replace")
 
 
 # ------------------------------------------------------------------------------------------ constants and values

@@ -1,9 +1,13 @@
 """From a character of a text to the expression that it is the value of."""
 
+import ast
+import linecache
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from umbel.interpreter.cache_explain import statements
 from umbel.interpreter.cache_explain.statements import code_at, value_at
 
 FILE = str(Path(__file__).parent / "sample.py")
@@ -89,3 +93,31 @@ def test_a_file_that_is_no_python_shows_its_line(tmp_path: Path) -> None:
     broken.write_text("def (:\n  s  +=  x\n")
     assert code_at(Line(2, file=str(broken))) == "s += x"
     assert value_at(Line(2, file=str(broken)), "text", 0) is None
+
+
+def test_sources_are_those_that_ast_gives() -> None:
+    for file in (FILE, __file__):
+        text = Path(file).read_text()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.expr) or (isinstance(node, ast.stmt) and not getattr(node, "body", None)):
+                assert statements._source(file, node) == ast.get_source_segment(text, node)
+
+
+def test_a_file_is_parsed_once_and_again_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+
+    def parse(source: str) -> ast.Module:
+        parsed.append(source)
+        return ast.parse(source)
+
+    monkeypatch.setattr(statements, "ast", SimpleNamespace(**{**vars(ast), "parse": parse}))
+    file = tmp_path / "changing.py"
+    for text in ("s += 'é' + name\n", "s += 'é' + other_name\n"):
+        file.write_text(text)
+        linecache.checkcache(str(file))
+        for _ in range(3):
+            assert code_at(Line(1, str(file))) == text.strip()
+            value = value_at(Line(1, str(file)), "éBob", 2)
+            assert value is not None
+            assert value.expression == text.split(" + ")[1].strip()
+    assert len(parsed) == 2
