@@ -15,6 +15,7 @@ from ..lang.checks import LONGEST_SALT
 from ..lang.errors import ParameterError
 from .errors import HttpError
 
+_ADMIN = "admin"
 UNNAMED = ""  # the name of every caller where no key is configured
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 _SALT = re.compile(f"[A-Za-z0-9_-]{{0,{LONGEST_SALT}}}")
@@ -44,7 +45,7 @@ class Access:
         loopback: only programs on this machine reach the server.
 
     Raises:
-        ParameterError: a name that is none, an empty key, or one key under two names.
+        ParameterError: a name that is none or the admin's, an empty key, or one key under two names.
     """
 
     def __init__(
@@ -59,9 +60,11 @@ class Access:
         for name, key in (keys or {}).items():
             if not _NAME.fullmatch(name):
                 raise ParameterError(f"{name!r} names no key; write 1 to 64 of A-Z, a-z, 0-9 and _.@-")
+            if name == _ADMIN and admin_key is not None:
+                raise ParameterError(f"{name!r} is the name of the admin key; give the API key another one")
             self._add(key, Caller(name))
         if admin_key is not None:
-            self._add(admin_key, Caller("admin", True))
+            self._add(admin_key, Caller(_ADMIN, True))
         self.keyed = bool(keys)
         self._open = loopback and not self._callers  # all callers may administer
         self.administered = admin_key is not None or self._open

@@ -7,10 +7,11 @@ The line is the difference of two readings of the runtime's status, so it says h
 Requests over HTTP are counted here too, over all processes of a server. A worker of `--http-workers` counts in memory
 that all workers share, in a row that no other one writes, so each of them can tell the sums, and no lock is needed:
 
-    worker 1   in_flight   refused   disconnects   malformed
-    worker 2   in_flight   refused   disconnects   malformed
+    worker 1   in_flight   refused   disconnects   malformed   started
+    worker 2   in_flight   refused   disconnects   malformed   started
 
-A worker that replaces another one goes on with its row. A server of one process has one row.
+A worker that replaces another one goes on with its row. A server of one process has one row. `started` is 1 as soon as
+the worker has answered for the model, by which the parent tells a worker that ended from one that never began.
 """
 
 import asyncio
@@ -107,19 +108,21 @@ class Activity:
             return ""
 
         def new(counter: str) -> int:
-            return int(status.counters.get(counter, 0) - before.counters.get(counter, 0))
+            return max(
+                0, int(status.counters.get(counter, 0) - before.counters.get(counter, 0))
+            )  # another engine counts anew
 
         generated, computed, cached = new("completion_tokens"), new("computed_prompt_tokens"), new("cached_tokens")
         self.tokens_per_second = generated / seconds
         if not (generated or computed or cached):
             return ""
-        total = max(1, status.pool.total)
-        pool = f"pool {100 * (total - status.pool.free) / total:.0f} %"
-        parts = [pool]
+        total = status.pool.total  # 0 where the engine is gone
+        parts = [f"pool {100 * (total - status.pool.free) / total:.0f} %"] if total else []
         if computed or cached:
             requests = new("queue_seconds_count")
             count = f"{requests} request{'s' if requests > 1 else ''}, " if requests else ""  # 0 for scores and hints
-            parts = [f"prefill: {count}{computed} new token{'s' if computed != 1 else ''}, {cached} cached; {pool}"]
+            prefill = f"prefill: {count}{computed} new token{'s' if computed != 1 else ''}, {cached} cached"
+            parts = ["; ".join([prefill, *parts])]
         if status.running or generated:
             waiting = f", {status.waiting} waiting" if status.waiting else ""
             parts.append(f"decode: {status.running} running{waiting}, {self.tokens_per_second:.0f} tok/s")
@@ -169,7 +172,7 @@ async def keep(backend: Watched, activity: Activity) -> None:
 
 # --------------------------------------------------------------------------------------- requests over HTTP
 
-COLUMNS = ("in_flight", "refused", "disconnects", "malformed")
+COLUMNS = ("in_flight", "refused", "disconnects", "malformed", "started")
 _BYTES = 8  # of a count
 
 
@@ -187,7 +190,8 @@ class Counts:
         memory = mmap.mmap(-1, size) if descriptor is None else mmap.mmap(descriptor, size)
         self._cells = memoryview(memory).cast("q")
         self.own = self._cells[row * len(COLUMNS) : (row + 1) * len(COLUMNS)]
-        self.own[COLUMNS.index("in_flight")] = 0  # those of the worker that it replaces have ended
+        for name in ("in_flight", "started"):  # of the worker that it replaces
+            self.own[COLUMNS.index(name)] = 0
 
     def total(self, name: str) -> int:
         """Returns the sum over all processes."""

@@ -7,6 +7,7 @@ A record has numbers only, no text. Providers charge input tokens at a price P, 
 """
 
 import argparse
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import msgspec
 
 from ..lang.errors import ParameterError
 from ..lang.protocol import Usage
+
+log = logging.getLogger("umbel.server")
 
 REUSED, READ, CREATED, CREATED_FOR_AN_HOUR = 0.2, 0.1, 1.25, 2.0  # parts of the price of an input token
 
@@ -74,11 +77,18 @@ class Recorder:
     def __init__(self, path: Path) -> None:
         try:
             self._file = path.open("ab", buffering=0)  # a line is one write: several processes may share the file
+            self._failed = False
         except OSError as error:
             raise ParameterError(f"--record {path}: {error.strerror}") from None
 
     def note(self, usage: Usage) -> None:
-        self._file.write(msgspec.json.encode(recorded(usage)) + b"\n")
+        """Appends a request. A file that cannot be written costs no answer; the log says so once."""
+        try:
+            self._file.write(msgspec.json.encode(recorded(usage)) + b"\n")
+        except OSError as error:
+            if not self._failed:
+                log.error("%s has not all requests: %s", self._file.name, error.strerror)
+            self._failed = True
 
     def close(self) -> None:
         self._file.close()

@@ -59,6 +59,7 @@ class Front:
     refused = Counted()  # for want of room
     disconnects = Counted()  # clients that went away before their answer had ended
     malformed = Counted()  # connections that ended with bytes that are no HTTP
+    started = Counted()  # 1 once `start` has ended
 
     def __init__(
         self,
@@ -76,7 +77,6 @@ class Front:
         self.backend = backend
         self.access = access or Access()
         self.limits = limits or HttpLimits()
-        self.started = False
         self.draining = False
         self.activity = Activity()
         self.tracer = tracing.open_tracer()
@@ -116,7 +116,7 @@ class Front:
             self._models[name] = ServedModel(name, self._created, adapter=name)
         for program in self.programs:
             self.check_program(program)
-        self.started = True
+        self.started = 1
 
     def health(self) -> RuntimeHealth:
         """Returns the health of the runtime. A backend that tells none is ready."""

@@ -22,14 +22,14 @@ import msgspec
 
 from ..interpreter.backends.runtime import Runtime
 from ..lang.errors import BackendError, UmbelError
-from .activity import Activity, keep, open_shared
+from .activity import COLUMNS, Activity, Counts, keep, open_shared
 from .limits import HttpLimits
 from .program_store import open_folder
 
 log = logging.getLogger("umbel.server")
 MOST_WORKERS = 64
-SHORT_LIFE = 10.0  # seconds; a worker that ends sooner has failed to start
-MOST_FAILED_STARTS = 3  # one after the other; then the server ends
+MOST_FAILED_STARTS = 3  # of a worker, one after the other; then the server ends
+LAST_SECONDS = 5.0  # that a worker has to end when its requests have, or when it is told a second time
 
 
 class WorkerStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -136,14 +136,23 @@ class Workers:
 
     def end(self) -> None:
         """Has every worker drain; a second call has them end at once."""
+        seconds = LAST_SECONDS
         if not self._ending.is_set():
             drain = self._start.limits.drain
             log.info("stopping: requests in flight have %g s to end; Ctrl-C again ends at once", drain)
+            seconds += drain
         else:
             self._runtime_end.hurry()
         self._ending.set()
         for process in self._processes.values():
             process.terminate()
+        asyncio.get_running_loop().call_later(seconds, self._kill)
+
+    def _kill(self) -> None:
+        """Kills the workers that are left: they hang."""
+        for number, process in self._processes.items():
+            log.warning("worker %d does not end, and is killed", number)
+            process.kill()
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
@@ -173,16 +182,15 @@ class Workers:
 
     async def _keep(self, number: int) -> None:
         """Starts a worker, and another one when it ends, until the server ends."""
-        loop = asyncio.get_running_loop()
         failures = 0
         while not self._ending.is_set():
-            began = loop.time()
+            counts = Counts(self._start.workers, self._counts.fileno(), number - 1)
             process = self._processes[number] = await self._open(number)
             if self._ending.is_set():  # since the process was asked for
                 process.terminate()
             status = await process.wait()
             del self._processes[number]
-            failures = failures + 1 if loop.time() - began < SHORT_LIFE else 0
+            failures = 0 if counts.own[COLUMNS.index("started")] else failures + 1
             if self._ending.is_set():
                 return
             log.error("worker %d has ended with status %d", number, status)

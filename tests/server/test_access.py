@@ -98,6 +98,12 @@ def test_keys_that_are_none_are_refused(keys: dict[str, str], says: str) -> None
         Access(keys)
 
 
+def test_no_tenant_has_the_name_of_the_admin() -> None:
+    with pytest.raises(ParameterError, match="'admin' is the name of the admin key"):
+        Access({"admin": "sk-tenant"}, "sk-admin")
+    assert not Access({"admin": "sk-tenant"}).caller({"x-api-key": "sk-tenant"}).admin
+
+
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:30000", "127.0.0.1:1", "[::1]:30000", "[::1]", "10.0.0.7:80"])
 def test_names_of_this_machine_and_addresses_are_served(host: str) -> None:
     Access().check_host(host)

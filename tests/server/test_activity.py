@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+import msgspec
 import psutil
 import pytest
 from umbel.lang.errors import ModelError
@@ -42,6 +43,16 @@ def test_a_line_has_what_was_done_since_the_one_before() -> None:
     assert line == "prefill: 1 request, 7 new tokens, 1 cached; pool 3 % · decode: 4 running, 121 tok/s"
     assert watch.line(status(**done), 12.0) == ""
     assert watch.tokens_per_second == 0.0
+
+
+def test_a_line_of_an_engine_that_is_gone_tells_no_pool() -> None:
+    watch = Activity()
+    watch.line(status(), 10.0)
+    gone = msgspec.structs.replace(status(computed_prompt_tokens=7.0), pool=PoolGauges())
+    assert watch.line(gone, 11.0) == "prefill: 7 new tokens, 0 cached"
+    assert watch.line(msgspec.structs.replace(gone, running=1, counters={"completion_tokens": 2.0}), 12.0) == (
+        "decode: 1 running, 2 tok/s"
+    )
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,19 @@ def test_the_requests_of_a_server_are_recorded_without_their_text(tmp_path: Path
     assert "secret" not in path.read_text()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_costs_no_answer_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with served(recorder=Recorder(Path("/dev/full"))) as client:
+            for _ in range(2):
+                answer = await client.post("/v1/completions", {"model": "oracle", "prompt": "a", "max_tokens": 3})
+                assert answer.status == 200
+
+    asyncio.run(scenario())
+    said = [record.getMessage() for record in caplog.records if record.name == "umbel.server"]
+    assert said == ["/dev/full has not all requests: No space left on device"]
+
+
 def test_the_command_prints_the_formulas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(

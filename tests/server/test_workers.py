@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from umbel.server.limits import HttpLimits
-from umbel.server.workers import share_of
+from umbel.server.workers import MOST_FAILED_STARTS, share_of
 
 from ..serving import PATIENCE, until
 from .client import served
@@ -133,6 +133,40 @@ def test_workers_share_a_socket_and_a_cache_and_end_with_their_parent(serving: S
     serving.process.kill()
     _, living = psutil.wait_procs(everything, PATIENCE)
     assert living == []
+
+
+@pytest.mark.processes
+@pytest.mark.nightly
+def test_workers_that_have_served_may_end_as_often_as_they_like(serving: Serving) -> None:
+    until(lambda: serving.attempt("/health"), "the server is not ready")
+    until(lambda: len(workers_of(serving)) == 2, "two workers run")
+    for _ in range(MOST_FAILED_STARTS + 1):
+        kept, killed = workers_of(serving)
+        kept.suspend()
+        answered(serving)  # by the other one
+        killed.kill()
+        killed.wait()
+        kept.resume()
+        until(lambda: len(workers_of(serving)) == 2, "another worker was started")
+    assert serving.process.poll() is None
+
+
+@pytest.mark.processes
+@pytest.mark.nightly
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_worker_that_hangs_is_killed_in_the_end(signals: int) -> None:
+    serving = Serving("--model", "oracle", "--http-workers", "2", "--drain", "0" if signals == 1 else "86400")
+    try:
+        until(lambda: serving.attempt("/health"), "the server is not ready")
+        hung = until(lambda: len(workers_of(serving)) == 2 and workers_of(serving), "two workers run")[0]
+        hung.suspend()
+        for _ in range(signals):
+            os.kill(serving.process.pid, signal.SIGTERM)
+            until(lambda: "stopping: " in serving.log, "it was told")  # two signals at once may be one
+        assert serving.process.wait(PATIENCE) == 0
+        assert not hung.is_running()
+    finally:
+        serving.end()
 
 
 @pytest.mark.processes
