@@ -65,8 +65,11 @@ class GeminiJson(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
 
 
 class GeminiBlob(GeminiJson):
-    mime_type: str
+    """A picture. The server takes both spellings of its type, and Google's clients differ."""
+
     data: str
+    mime_type: str = ""
+    mime_type_of_others: str = msgspec.field(default="", name="mime_type")
 
 
 class GeminiCall(GeminiJson):
@@ -296,7 +299,9 @@ def _content(content: GeminiContent) -> list[Text | Media]:
             refuse(part.text == "", "Unable to submit request because it has an empty text parameter.")
             parts.append(Text(part.text))
         elif part.inline_data is not None:
-            data = part.inline_data.data.translate(_ALPHABET)
+            blob = part.inline_data
+            refuse(not (blob.mime_type or blob.mime_type_of_others), "Request contains an invalid argument.")
+            data = blob.data.translate(_ALPHABET)
             parts.append(picture(data, Refused(400, "Unable to process input image.")))
     return parts
 

@@ -16,6 +16,7 @@ from umbel.testing import FakeGemini, FakeOllama, Fault
 
 ANSWER = "Zwölf Boxkämpfer jagen Víktor."
 AGAIN = [Fault.RATE_LIMIT_AND_WHEN, Fault.RATE_LIMIT, Fault.SERVER_ERROR, Fault.UNAVAILABLE, Fault.DISCONNECT]
+PICTURE = bytes.fromhex("89504e470d0a1a0a")  # nothing decodes it
 LEGAL = [Fault.SPLIT_UTF8, Fault.SPLIT_JSON]
 BROKEN = [Fault.CUT, Fault.ERROR_EVENT, Fault.NO_DONE, Fault.HTML]
 
@@ -46,6 +47,23 @@ def test_gemini_takes_whole_numbers_for_top_k_as_its_client_sends_them() -> None
     with FakeGemini(lambda text: ANSWER) as server:
         assert ask.run(backend=backend_of("gemini", server), top_k=40)["answer"] == ANSWER
         assert server.requests[0].body["generationConfig"]["topK"] == 40
+
+
+@pytest.mark.parametrize("spelling", ["mime_type", "mimeType"])
+def test_gemini_sees_pictures(spelling: str) -> None:
+    @ul.function
+    def look(s: ul.State) -> None:
+        s += ul.user(ul.image(PICTURE) + "What is it?") + ul.assistant(ul.gen("answer", max_tokens=64))
+
+    with FakeGemini(lambda text: ANSWER) as server:
+        assert look.run(backend=backend_of("gemini", server))["answer"] == ANSWER
+        body = json.loads(json.dumps(server.requests[0].body).replace('"mime_type"', f'"{spelling}"'))
+        assert list(body["contents"][0]["parts"][0]["inlineData"]) == ["data", spelling]
+        path = "/v1beta/models/gemini-2.5-flash:generateContent"
+        headers = {"x-goog-api-key": server.api_key, "content-type": "application/json"}
+        request = urllib.request.Request(server.base_url + path, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert json.loads(answer.read())["candidates"][0]["content"]["parts"][0]["text"] == ANSWER
 
 
 @pytest.mark.parametrize("name", ["gemini", "ollama"])
