@@ -35,6 +35,9 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the command. Returns the exit status; raises ParameterError, and what the file raises."""
     made = parser()
     options, rest = made.parse_known_args(arguments)  # those after `FILE --model NAME` argparse calls unknown
+    if "--" in rest:  # where an option stands between it and the file, argparse leaves it there
+        rest.remove("--")
+        options.arguments, rest = [*options.arguments, *rest], []
     for argument in rest:
         if argument.startswith("-"):
             known = [text for action in made._actions for text in action.option_strings if text.startswith("--")]

@@ -129,6 +129,25 @@ def test_run_gives_the_file_its_arguments_and_the_model(tmp_path: Path, capsys: 
     assert backend.options.model == "oracle"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "FILE --model oracle -- a --b",
+        "FILE --model oracle a -- --b",
+        "--model oracle FILE -- a --b",
+        "FILE -- a --b",
+        "FILE a -- --b",
+    ],
+)
+def test_options_of_the_file_stand_behind_two_hyphens(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "program.py"
+    file.write_text("import sys\nif __name__ == '__main__':\n    print(sys.argv[1:])\n")
+    assert main(["run", *line.replace("FILE", str(file)).split()]) == 0
+    assert capsys.readouterr().out == "['a', '--b']\n"
+
+
 def test_the_model_may_stand_behind_the_file(tmp_path: Path) -> None:
     file = tmp_path / "program.py"
     file.write_text("")
