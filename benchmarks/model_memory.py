@@ -4,7 +4,7 @@
 
 Products come from umbel's own description of each family (srt/models/decoder_config.py), keys and values from the shape
 of its pool. Weights of Q4_K_M follow llama.cpp's rule for which tensors keep six bits. With weights of 16 bits the head
-has a copy of 8 bits, which bounds every logit. `umbel eval MODEL` measures a model that is on the machine.
+has a copy of 8 bits, which bounds every logit. `umbel weights MODEL` measures a model that is on the machine.
 """
 
 import sys

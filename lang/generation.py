@@ -96,8 +96,8 @@ def gen(
     that keep to it. A hosted model that does not enforce it gets it in words, the text is validated, and the model is
     asked again, with what is wrong, until the text satisfies the constraint. White space around the text, and around
     JSON a code fence, are taken off when the rest satisfies it. `get_meta_info(name)["guarantee"]` says how it went:
-    "enforced", "validated" or "best_effort"; `["tries"]` how many calls it took; `["violations"]` what a kept text
-    breaks.
+    "enforced" or "validated", or of a kept text "incomplete", "violated" or "best_effort"; `["tries"]` how many calls
+    it took; `["violations"]` what a kept text breaks.
 
     A type with code of its own (a validator of Pydantic, a dataclass whose `__post_init__` raises ValueError) judges
     every text that satisfies its schema, as `validate` does: on every backend, once for each try, in a thread. Pieces

@@ -431,8 +431,7 @@ def cache_point(ttl: float = CACHE_SECONDS) -> CachePoint:
     on request ignore points, so programs run on all of them.
 
     Args:
-        ttl: seconds after the last use for which it is kept, up to 86,400, a day;
-            CACHE_SECONDS is 300.
+        ttl: seconds after the last use for which it is kept, up to 86,400, a day; default: 300.
 
     Raises:
         ParameterError: a ttl of 0 or less, or of more than a day.

@@ -156,8 +156,9 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     Attributes:
         model: "default", a folder of safetensors, a GGUF file, the name of a model (docs/models.md), or "oracle".
-        adapters: name → folder of a LoRA adapter of this model, as PEFT writes it; `gen(adapter="name")` uses it. Calls
-            with different adapters, and without one, run in one batch. The oracle takes names, and reads no folder.
+        adapters: name → folder of a LoRA adapter of this model, as PEFT writes it (`--adapters sql=PATH,law=PATH`);
+            `gen(adapter="name")` uses it. Calls with different adapters, and without one, run in one batch. The oracle
+            takes names, and reads no folder.
         dtype: of the KV cache and of what torch and the tiles of AMX compute; "auto" takes what this machine computes
             fastest: bfloat16, on a GPU before Ampere float16, for Gemma float32 there. "float32" rounds nothing but the
             weights, if those are asked to be smaller.

@@ -391,7 +391,7 @@ class HttpProtocol(HttpToolsProtocol):
     would queue such requests and stop reading, so that it did not see the client leave, and the first one ran on.
 
     No other protocol is spoken here, so a wish for one is left out of a request's head: Java's client sends
-    `Upgrade: h2c` with each. httptools would take the body behind it for the other protocol, and so drop it.
+    `Upgrade: h2c` with each. httptools would take the body after it for the other protocol, and drop it.
 
     A connection on which no whole head comes within `IDLE_SECONDS` is closed.
     """
@@ -429,7 +429,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.send_400_response("Invalid HTTP request received.")
 
     def _parse_without_wish(self, rest: bytes) -> None:
-        """Parses the head that has come once more, without its wish for another protocol, and what came behind it."""
+        """Parses the head that has come once more, without its wish for another protocol, and what came after it."""
         head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
         for name, value in self.headers:
             if name == b"connection":

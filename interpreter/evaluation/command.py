@@ -162,7 +162,9 @@ def parser() -> argparse.ArgumentParser:
     metrics.add_argument("--ignore-case", action="store_true", help="for --exact and --contains")
     running = made.add_argument_group("running")
     running.add_argument(
-        "--model", help="a name (org/repo, ollama:NAME), a folder or a GGUF file; default: the backend"
+        "--model",
+        help="a name (org/repo, ollama:NAME), a folder or a GGUF file; default: --backend, else that of the file, "
+        "else Gemma 3 270M",
     )
     running.add_argument("--backend", metavar="FILE.py:NAME", help="a backend that a Python file makes")
     running.add_argument("--temperature", type=float, help="of the programs' calls; default: theirs")

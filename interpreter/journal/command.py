@@ -18,7 +18,8 @@ from .use import JournalMode, JournalUse
 
 _ABOUT = (
     "Runs a program against a journal, without a model, and says where its prompts differ from those recorded. "
-    "The exit code is 1 if one does."
+    "The exit code is 1 if one does. The file runs as an import of it would, without what stands under "
+    'if __name__ == "__main__".'
 )
 
 

@@ -215,7 +215,8 @@ def main(arguments: Sequence[str]) -> int:
     for name, (_, about) in FILES.items():
         print(f"  {name:<16} {about}")
     enter = "" if given == "." else f"  cd {shlex.quote(given)}\n"
-    print(f"\nNext:\n{enter}  make demo        # without a model: scripted answers\n  make test        # its tests")
+    print(f"\nNext:\n{enter}  make demo        # without a model: scripted answers")
+    print("  make test        # its tests; pip install pytest")
     print("  make run         # on the default model; make run MODEL=... on another one")
     return 0
 
