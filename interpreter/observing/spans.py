@@ -15,11 +15,13 @@ runs and branches end together, when the run has finished, at the time at which 
 """
 
 import asyncio
+import contextlib
 import contextvars
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import Token
 from typing import TYPE_CHECKING
@@ -27,10 +29,11 @@ from typing import TYPE_CHECKING
 from opentelemetry import context as otel
 from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
 
-from ...lang.errors import CancelledError
+from ...lang.errors import CancelledError, CapabilityError
 from ...lang.prompt import Part
 from ...lang.protocol import Capabilities, Chunk, Final, GenRequest, Scored, ScoreRequest, Usage
 from ...lang.sampling import SamplingParams
+from ..backends.hosted import conversation
 from ..cache_explain.history import text_of
 from ..calls import Answer, Calls, OnChunk, Request
 
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
 Attribute = str | bool | int | float | list[str]
 
 # First word of a backend's name → the provider's name in the conventions, where the two differ.
-_PROVIDERS = {"runtime": "umbel", "vertexai": "gcp.vertex_ai"}
+_PROVIDERS = {"runtime": "umbel", "gemini": "gcp.gemini", "vertexai": "gcp.vertex_ai"}
 
 
 class RunSpans:
@@ -206,7 +209,9 @@ class ObservedCalls(Calls):
                 span.set_attribute("umbel.queue_seconds", final.times.queued)
             if self._spans.content:
                 texts = [completion.text for completion in final.completions]
-                span.set_attribute("gen_ai.output.messages", _messages("assistant", texts, reasons))
+                span.set_attribute(
+                    "gen_ai.output.messages", _messages((("assistant", text) for text in texts), reasons)
+                )
             return final
 
     async def score(self, request: ScoreRequest) -> Scored:
@@ -241,7 +246,18 @@ class ObservedCalls(Calls):
             if intent.name:
                 span.set_attribute("umbel.variable", intent.name)
         if self._spans.content:
-            span.set_attribute("gen_ai.input.messages", _messages("user", [_text(request.prompt)]))
+            span.set_attribute("gen_ai.input.messages", _messages(self._asked(request.prompt)))
+
+    def _asked(self, prompt: tuple[Part, ...]) -> list[tuple[str, str]]:
+        """Returns the role and text of each message of a prompt; of one that no chat request can say, all of it."""
+        capabilities = self._run.backend.capabilities
+        if capabilities.converses:
+            with contextlib.suppress(CapabilityError):
+                said = conversation.read_beginning(prompt, capabilities.name)
+                if isinstance(said, conversation.Conversation):
+                    begun = [("assistant", conversation.text_of(said.begun))] if said.begun else []
+                    return [*((turn.role, turn.text) for turn in said.turns), *begun]
+        return [("user", "".join(map(text_of, prompt)))]
 
 
 def _sampling(sampling: SamplingParams) -> Iterator[tuple[str, Attribute]]:
@@ -304,24 +320,28 @@ def _fail(span: Span, error: BaseException) -> None:
         span.set_attribute("umbel.cancelled", True)
         return
     span.set_attribute("error.type", type(error).__qualname__)
-    span.record_exception(error)
-    span.set_status(StatusCode.ERROR, f"{type(error).__name__}: {error}")
+    told, trace = _unicode(str(error)), _unicode("".join(traceback.format_exception(error)))
+    span.record_exception(error, {"exception.message": told, "exception.stacktrace": trace})
+    span.set_status(StatusCode.ERROR, f"{type(error).__name__}: {told}")
 
 
-def _text(prompt: tuple[Part, ...]) -> str:
-    return "".join(map(text_of, prompt))
-
-
-def _messages(role: str, texts: list[str], reasons: list[str] | None = None) -> str:
-    """Writes texts as messages of the conventions: JSON."""
-    return json.dumps(
-        [
-            {
-                "role": role,
-                "parts": [{"type": "text", "content": text}],
-                **({} if reasons is None else {"finish_reason": reasons[index]}),
-            }
-            for index, text in enumerate(texts)
-        ],
-        ensure_ascii=False,
+def _messages(said: Iterable[tuple[str, str]], reasons: list[str] | None = None) -> str:
+    """Writes roles and texts as messages of the conventions: JSON."""
+    return _unicode(
+        json.dumps(
+            [
+                {
+                    "role": role,
+                    "parts": [{"type": "text", "content": text}],
+                    **({} if reasons is None else {"finish_reason": reasons[index]}),
+                }
+                for index, (role, text) in enumerate(said)
+            ],
+            ensure_ascii=False,
+        )
     )
+
+
+def _unicode(text: str) -> str:
+    """Writes halves of surrogate pairs as escapes: exporters refuse them, with all spans of the same export."""
+    return text.encode("utf-8", "backslashreplace").decode()

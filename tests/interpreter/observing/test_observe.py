@@ -132,6 +132,49 @@ def test_content_is_kept_when_it_is_asked_for() -> None:
     assert answered["parts"] == [{"type": "text", "content": "Essay: Venice.\nSide 1:"}]  # Echo says it again
 
 
+def test_content_of_a_chat_has_the_roles_of_its_turns() -> None:
+    @ul.function
+    def ask(s: ul.State, text: str) -> None:
+        s += ul.system("Be kind.") + ul.user(text) + ul.assistant("It is " + ul.gen("answer", max_tokens=8))
+        s += ul.user("Sure?") + ul.assistant(ul.gen("sure", max_tokens=8))
+
+    made = Kept()
+    with FakeOpenAI(["Paris.", "Yes."]) as server, ul.observe(made.provider, content=True):
+        backend = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key)
+        ask.run(text="Capital of France?", backend=backend).sync()
+    made.wait_for(runs=1)
+    spans = [span for span in made.spans if span.name.startswith("chat")]
+    asked = json.loads(said(spans[-1])["gen_ai.input.messages"])
+    assert [(each["role"], each["parts"][0]["content"]) for each in asked] == [
+        ("system", "Be kind."),
+        ("user", "Capital of France?"),
+        ("assistant", "It is Paris."),
+        ("user", "Sure?"),
+    ]
+
+
+def test_halves_of_characters_are_written_as_escapes() -> None:
+    @ul.function
+    def odd(s: ul.State) -> None:
+        s += "hi \ud83d" + ul.gen("answer", max_tokens=8)
+        raise ValueError(s["answer"])
+
+    made = Kept()
+    with ul.observe(made.provider, content=True), pytest.raises(ValueError):
+        odd.run(backend=ul.Echo(lambda prompt: "\udc00"))
+    made.wait_for(runs=1)
+    for span in made.spans:
+        for event in span.events:
+            said_there = [
+                span.status.description or "",
+                *map(str, said(span).values()),
+                *map(str, event.attributes.values()),
+            ]
+            "".join(said_there).encode()
+    assert "\\udc00" in made.one("invoke_workflow odd").status.description
+    assert "\\ud83d" in said(made.one("text_completion Echo"))["gen_ai.input.messages"]
+
+
 def test_a_run_is_below_the_callers_span_and_the_body_below_the_run(kept: Kept) -> None:
     tracer = kept.provider.get_tracer("app")
 
