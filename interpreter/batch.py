@@ -22,7 +22,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
 from ..lang import checks
-from ..lang.errors import CancelledError, ParameterError, ResultError, shown
+from ..lang.errors import CancelledError, JournalError, ParameterError, ResultError, UmbelError, shown
 from ..lang.state import State
 from .body import Arguments, Host, RunOptions, journaled, opened
 from .budget import Allowance, allowance_of
@@ -451,7 +451,7 @@ class Job:
                 return
             index, item, call = following
             if isinstance(call, ParameterError):
-                self._refuse(index, item, call)
+                self._refuse(index, item, inputs_of(item, call), call)
                 continue
             if self._companion is not None and not self._companion.admits(index, call):
                 self._turned_away = following
@@ -477,11 +477,11 @@ class Job:
                 self._tally.resumed += 1
         return None
 
-    def _refuse(self, index: int, item: Item, error: ParameterError) -> None:
-        """Ends a program whose row does not fit it, before it begins."""
+    def _refuse(self, index: int, item: Item, inputs: Row, error: UmbelError) -> None:
+        """Ends a program whose row does not fit it, or its journal, before it begins."""
         run, state = self._host.open(self._options, self._allowance)
         run.end(error)
-        member = self._window[index] = Member(index, item, inputs_of(item, error), run, state, error)
+        member = self._window[index] = Member(index, item, inputs, run, state, error)
         with self._news:
             self._running += 1
         if self._view is not None:
@@ -489,7 +489,13 @@ class Job:
         self._note_end(member)
 
     def _start(self, index: int, item: Item, call: inspect.BoundArguments, pool: ThreadPoolExecutor) -> None:
-        run, state = opened(self._host, self._options, self._allowance, call, index)
+        try:
+            run, state = opened(self._host, self._options, self._allowance, call, index)
+        except JournalError as error:
+            if not isinstance(error.__context__, UnicodeEncodeError):
+                raise
+            self._refuse(index, item, inputs_of(item, call), error)  # the arguments of this row alone cannot be kept
+            return
         member = self._window[index] = Member(index, item, inputs_of(item, call), run, state)
         with self._news:
             self._bodies += 1

@@ -352,7 +352,11 @@ def opened(
     """
     run, state = host.open(options, allowance)
     if options.journal is not None:
-        options.journal.begin(run, state, host, options, call, number)
+        try:
+            options.journal.begin(run, state, host, options, call, number)
+        except BaseException as error:
+            run.end(error)
+            raise
     return run, state
 
 

@@ -62,7 +62,7 @@ class Vote:
 
     def __call__(self, ended: "Ended[Any]") -> bool:
         """Returns whether the vote is decided."""
-        ranks = [votes for _, votes in self.counts(ended).most_common(2)]
+        ranks = [votes for _, votes in self.counts(ended).most_common(2)] or [0]
         if self.agree is not None:
             return ranks[0] >= self.agree
         return ranks[0] > (ranks[1] if len(ranks) > 1 else 0) + ended.waiting
@@ -72,8 +72,24 @@ class Vote:
 
         Args:
             ended: branches that have ended.
+
+        Raises:
+            ParameterError: `key` gave what cannot be counted, such as a list.
         """
-        return Counter(self.key(branch._sink.value(self.name, 0)) for branch in ended)
+        return Counter(key for _, key in self._votes(ended))
+
+    def _votes(self, ended: Sequence[BaseState]) -> list[tuple[Any, Hashable]]:
+        """Returns the value of each branch, and what it is compared as."""
+        values = [branch._sink.value(self.name, 0) for branch in ended]
+        votes = [(value, self.key(value)) for value in values]
+        for _, key in votes:
+            try:
+                hash(key)
+            except TypeError:
+                raise ParameterError(
+                    f"vote(key=...) gave {shown(key)}, which cannot be counted; return a text, a number or a tuple"
+                ) from None
+        return votes
 
     def winner(self, ended: Sequence[BaseState]) -> Any:
         """Returns the value with most votes, as the branch has it that ended first with it; of equal ones the first.
@@ -82,13 +98,13 @@ class Vote:
             ended: branches that have ended, such as `forks.until(rule)` returned.
 
         Raises:
-            ParameterError: no branch has ended.
+            ParameterError: no branch has ended; or as `counts`.
         """
         if not ended:
             raise ParameterError("vote: no branch has ended; give those that forks.until(...) returned")
-        (most, _), *_ = self.counts(ended).most_common(1)
-        values = (branch._sink.value(self.name, 0) for branch in ended)
-        return next(value for value in values if self.key(value) == most)
+        votes = self._votes(ended)
+        most = Counter(key for _, key in votes).most_common(1)[0][0]
+        return next(value for value, key in votes if key is most or key == most)
 
 
 def vote(name: str, agree: int | None = None, *, key: Callable[[Any], Hashable] | None = None) -> Vote:

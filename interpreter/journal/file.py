@@ -288,8 +288,8 @@ class JournalFile:
             body = msgspec.json.encode(line)[1:]
         except UnicodeEncodeError:
             raise JournalError(
-                f"{self.path}: a journal holds Unicode, and a prompt or an answer has half of a surrogate pair; clean "
-                "the text, or run without journal="
+                f"{self.path}: a journal holds Unicode, and an argument, a prompt or an answer has half of a surrogate "
+                "pair; clean the text, or run without journal="
             ) from None
         with self._lock:
             self.check_open()

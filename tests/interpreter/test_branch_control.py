@@ -99,6 +99,11 @@ def test_a_vote_without_a_number_waits_until_no_other_answer_can_win() -> None:
     assert ul.vote("answer", key=len).winner(ended(["9", "70", "7 "], 0)) == "70"
     with pytest.raises(ul.ParameterError, match="no branch has ended"):
         rule.winner([])
+    assert not rule(ended([], 2))
+    assert not ul.vote("answer", agree=1)(ended([], 2))
+    assert ul.vote("answer", key=lambda text: float("nan")).winner(ended(["9", "7"], 0)) == "9"
+    with pytest.raises(ul.ParameterError, match=r"vote\(key=...\) gave \['9'\], which cannot be counted"):
+        ul.vote("answer", key=list)(ended(["9"], 0))  # type: ignore[arg-type]
 
 
 def test_a_branch_is_cancelled_alone_with_what_it_has_forked(echo: Echo, gate: Gate) -> None:

@@ -374,6 +374,20 @@ def test_half_of_a_surrogate_pair_is_refused(path: str) -> None:
         ask.run("a\ud800b", backend=ul.Echo(), journal=path)
 
 
+def test_a_row_that_a_journal_cannot_keep_fails_alone(path: str) -> None:
+    echo = ul.Echo(str.upper)
+    rows = [("a",), ("b\ud83d",), ("c",)]
+    first, failed, last = ask.run_batch(rows, backend=echo, journal=path, on_error="return")
+    assert isinstance(failed, ul.Failure)
+    assert "a journal holds Unicode" in str(failed.error)
+    assert len(echo.requests) == 2
+    again = ask.run_batch(rows, backend=echo, journal=path, on_error="return")
+    assert [each["answer"] for each in (again[0], again[2])] == [each["answer"] for each in (first, last)]
+    assert len(echo.requests) == 2
+    with pytest.raises(ul.JournalError, match="a journal holds Unicode"):
+        ask.run_batch(rows, backend=echo, journal=path)[1].sync()
+
+
 def test_it_is_for_its_owner_alone(path: str) -> None:
     ask.run("Why?", backend=ul.Echo(), journal=path)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
