@@ -6,7 +6,7 @@ Its source is JSON, as everything that travels in a `ConstraintSpec`:
 
 "auto" admits texts in which the format's mark does not occur, and such a text followed by calls; "required" calls
 alone; "none" texts alone. `thinking` admits the model's reasoning before all of that, and `answer` is a schema that
-takes the place of free text.
+takes the place of free text, for which "none" needs no tool.
 """
 
 import json
@@ -59,7 +59,7 @@ class ToolGrammar(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     """
 
     format: str
-    tools: Annotated[tuple[ToolSchema, ...], msgspec.Meta(min_length=1, max_length=MOST_TOOLS)]
+    tools: Annotated[tuple[ToolSchema, ...], msgspec.Meta(max_length=MOST_TOOLS)]
     choice: ChoiceMode = "auto"
     parallel: bool = True
     thinking: Thinking | None = None
@@ -89,11 +89,11 @@ def tools_constraint(
         allow_unenforced: schema keywords that cannot be enforced are reported instead of refused.
 
     Raises:
-        ParameterError: there is no tool, `choice` names another one, or arguments that are no object.
+        ParameterError: there is no tool for a call, `choice` names another one, or arguments that are no object.
         ConstraintError: a schema cannot be written as JSON, or all together have more than 64 KiB.
     """
     allowed = choice.among(tools)
-    if not allowed:
+    if not allowed and (choice.mode != "none" or answer is None):
         raise ParameterError("tools: a constraint on their calls needs some; give at least one")
     if answer is not None and choice.mode != "none" and not call_format.has_mark:
         raise ParameterError(
@@ -130,6 +130,8 @@ def read_tool_grammar(source: str) -> ToolGrammar:
         names = [checked_tool_name(tool.name) for tool in grammar.tools]
     except (ValueError, RecursionError, ParameterError) as error:
         raise ConstraintError(f"tools: {error}; lang.tool_constraint.tools_constraint writes the source") from None
+    if not grammar.tools and (grammar.choice != "none" or grammar.answer is None):
+        raise ConstraintError("tools: there is none to call; lang.tool_constraint.tools_constraint writes the source")
     if grammar.format not in FORMATS:
         raise ConstraintError(f"tools: the format {shown(grammar.format)} is not known; write one of {list(FORMATS)}")
     if len(set(names)) < len(names):

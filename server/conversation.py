@@ -449,11 +449,13 @@ def _constraint(question: Question, call_format: CallFormat, thinking: Thinking 
         return tools_constraint(question.tools, question.choice, call_format, thinking=thinking, answer=question.schema)
     if question.schema is None and question.regex is None:
         return None
-    if thinking is not None and thinking.begun:
-        name = "json_schema" if question.regex is None else "regex"
-        raise ParameterError(f"{name}: the model reasons first, in no format; turn its reasoning off")
+    begun = thinking is not None and thinking.begun
     if question.regex is not None:
+        if begun:
+            raise ParameterError("regex: the model reasons first, which the expression does not match; turn that off")
         return ConstraintSpec("regex", question.regex)
+    if begun:
+        return tools_constraint((), ToolChoice("none"), call_format, thinking=thinking, answer=question.schema)
     return ConstraintSpec("json_schema", msgspec.json.encode(question.schema).decode())
 
 

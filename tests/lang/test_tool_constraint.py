@@ -78,7 +78,7 @@ def test_what_cannot_be_enforced_is_refused(tools: list[Tool], options: dict[str
     ("text", "words"),
     [
         ("{", "tools: "),
-        ('{"format": "hermes", "tools": []}', "length"),
+        ('{"format": "hermes", "tools": []}', "there is none to call"),
         ('{"format": "hermes", "tools": [{"name": "f", "schema": {}}], "mode": "auto"}', "mode"),
         ('{"format": "other", "tools": [{"name": "f", "schema": {}}]}', "'other' is not known"),
         ('{"format": "hermes", "tools": [{"name": "f\\"", "schema": {}}]}', "is not allowed"),

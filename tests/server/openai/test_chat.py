@@ -324,6 +324,34 @@ def test_reasoning_is_apart_in_streams_and_whole_answers(n: int) -> None:
     run(scenario, LocalBackend(chat_template=QWEN))
 
 
+def test_an_answer_after_reasoning_has_the_format_that_is_asked_for() -> None:
+    properties = {"a": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": ["a"], "additionalProperties": False}
+    chat = BODY | {
+        "max_tokens": 400,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+    }
+    claude = {
+        "model": "oracle",
+        "messages": [{"role": "user", "content": "Say it."}],
+        "max_tokens": 400,
+        "output_config": {"format": {"type": "json_schema", "schema": schema}},
+    }
+
+    async def scenario(client: AsgiClient) -> None:
+        for fields in ({}, {"reasoning_effort": "none"}):
+            message = (await client.post("/v1/chat/completions", chat | fields)).json["choices"][0]["message"]
+            assert set(json.loads(message["content"])) == {"a"}
+            assert ("reasoning" in message) == (not fields)
+        blocks = (await client.post("/v1/messages", claude)).json["content"]
+        assert set(json.loads(blocks[-1]["text"])) == {"a"}
+        refused = await client.post("/v1/chat/completions", BODY | {"regex": "[ab]+"})
+        assert refused.status == 400
+        assert refused.json["error"]["message"].startswith("regex: the model reasons first")
+
+    run(scenario, LocalBackend(chat_template=QWEN))
+
+
 def test_a_plain_template_ends_answers_where_another_turn_would_begin() -> None:
     async def scenario(client: AsgiClient) -> None:
         front = client.app.front

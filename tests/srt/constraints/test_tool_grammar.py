@@ -115,6 +115,16 @@ def test_a_schema_of_the_answer_takes_the_place_of_free_text() -> None:
         assert not admits(automaton, f"hm{CLOSE}\n{text}"), text
 
 
+def test_an_answer_with_a_schema_needs_no_tool() -> None:
+    spec = tools_constraint([], ToolChoice("none"), HERMES, answer={"enum": [1, "a"]}, thinking=THINKING[2])
+    automaton = opened(spec)
+    for text in ("1", '"a"'):
+        assert admits(automaton, f"hm{CLOSE}\n{text}"), text
+    for text in ("2", "", HERMES.spell([ROME])):
+        assert not admits(automaton, f"hm{CLOSE}\n{text}"), text
+    assert not admits(automaton, "hm")
+
+
 def test_arguments_that_are_not_declared_do_not_come_unless_the_schema_says_so() -> None:
     tools = [Tool("shut", "", WEATHER), Tool("none"), Tool("any", "", {"type": "object"}), *TOOLS]
     spec = tools_constraint(tools, ToolChoice("required"), HERMES)
