@@ -170,9 +170,12 @@ class AnswerReader:
         return pieces
 
     def reason(self, completion: Completion) -> Reason:
-        """Returns why the answer ended. A call that was cut is a cut answer; one that was led to its end, too."""
-        if completion.finish_reason is not FinishReason.STOP or self._cut:
+        """Returns why the answer ended. A call that was led to its end is a cut answer; one that was cut, too, unless a
+        stop has cut it."""
+        if completion.finish_reason is not FinishReason.STOP:
             return "length"
+        if self._cut:
+            return "length" if completion.matched_stop is None else "stop"
         return "tool_calls" if self._called else "stop"
 
     @property

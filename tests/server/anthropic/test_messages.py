@@ -367,6 +367,16 @@ def test_the_stop_sequence_is_told() -> None:
     run(scenario)
 
 
+def test_a_stop_sequence_inside_a_call_is_told() -> None:
+    async def scenario(client: AsgiClient) -> None:
+        forced = BODY | {"tools": TOOLS, "tool_choice": {"type": "tool", "name": "search"}, "max_tokens": 200}
+        answer = await both(client, forced | {"stop_sequences": ['"}']})
+        assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", '"}')
+        assert answer["content"][0]["input"] == {}
+
+    run(scenario)
+
+
 def test_a_begun_answer_is_continued() -> None:
     async def scenario(client: AsgiClient) -> None:
         text = (await both(client, BODY))["content"][0]["text"]

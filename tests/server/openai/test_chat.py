@@ -170,6 +170,19 @@ def test_a_call_that_max_tokens_led_to_its_end_is_a_cut_answer() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize(("fields", "reason"), [({"stop": '"days"'}, "stop"), ({"max_tokens": 75}, "length")])
+def test_a_stop_inside_a_call_is_the_reason_of_the_end(fields: dict[str, Any], reason: str) -> None:
+    async def scenario(client: AsgiClient) -> None:
+        forced = {"tools": [WEATHER], "tool_choice": "required", "max_tokens": 300}
+        whole = await client.post("/v1/chat/completions", BODY | forced | fields)
+        streamed = await client.post("/v1/chat/completions", BODY | forced | fields | {"stream": True})
+        for choice in (*whole.json["choices"], *joined(streamed)):
+            assert choice["finish_reason"] == reason
+            assert choice["message"]["tool_calls"][0]["function"]["arguments"].startswith('{"city"')
+
+    run(scenario)
+
+
 def test_a_conversation_goes_on_after_calls_and_reuses_what_it_had() -> None:
     async def scenario(client: AsgiClient) -> None:
         call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Ulm"}'}}
