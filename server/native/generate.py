@@ -61,7 +61,8 @@ class GenerateBody(NativeFields, frozen=True):
         top_logprobs_num: so many alternatives for each token.
         return_text_in_logprobs: the text of each of these tokens.
         incremental: events of a stream have what is new, not all so far.
-        rid: the caller's name for a request, to abort it.
+        rid: the caller's name for a request, to abort it. One name of several prompts aborts all of them, and with
+            `_0`, `_1` after it one of them.
         constraint, token_healing: as of the runtime; instead of the constraints in `sampling_params`.
     """
 
@@ -249,6 +250,9 @@ class _Generation:
     @contextmanager
     def _running(self) -> Iterator[None]:
         names = [(query.label, query.request.id) for query in self._queries]
+        shared = self._body.rid
+        if shared and isinstance(shared, str) and len(names) > 1:
+            names += [(shared, request_id) for _, request_id in names]
         front = self._front
         with front.open(len(self._queries) * self._n), front.named(self._asked.caller, names):
             yield

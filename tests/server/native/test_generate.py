@@ -278,6 +278,21 @@ def test_a_request_is_aborted_by_its_caller_alone_and_gives_its_text() -> None:
     run(scenario, access=Access({"a": "one", "b": "two"}))
 
 
+@pytest.mark.parametrize(("rid", "aborted"), [("r", 2), ("r_0", 1), ("r_1", 1)])
+def test_the_name_of_a_batch_aborts_all_of_it(rid: str, aborted: int) -> None:
+    body = {"text": ["one", "two"], "sampling_params": {**GREEDY, "max_new_tokens": 3_000}, "rid": "r", "stream": True}
+
+    async def scenario(client: AsgiClient) -> None:
+        live = client.begin("POST", PATH, body)
+        await live.until(b'"r_1"')
+        assert (await client.post("/abort", {"rid": rid})).json == {"aborted": aborted}
+        await client.post("/abort", {"rid": "r"})
+        assert {event["meta_info"]["finish_reason"]["type"] for event in last_events(await live.ended())} == {"abort"}
+        assert (await client.post("/abort", {"rid": "r"})).json == {"aborted": 0}
+
+    run(scenario)
+
+
 def test_events_with_all_of_a_long_text_cost_no_more_than_its_length_so_many_times() -> None:
     shown = _Shown()
     sent, last = 0, ""
