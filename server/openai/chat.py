@@ -349,8 +349,11 @@ class ChatAnswer(msgspec.Struct, frozen=True):
 # ------------------------------------------------------------------------------------------ body → question
 
 
-def question_of(body: ChatBody) -> Question:
+def question_of(body: ChatBody, kept: int = 0) -> Question:
     """Returns the conversation that a body asks about.
+
+    Args:
+        kept: so many of its messages are those of a cache, which have been checked; errors do not count them.
 
     Raises:
         HttpError: a field that is wrong, by its path.
@@ -362,7 +365,7 @@ def question_of(body: ChatBody) -> Question:
     if body.add_generation_prompt is not None and body.add_generation_prompt == body.continue_final_message:
         raise wrong("add_generation_prompt", "it is the opposite of continue_final_message; leave it out")
     return Question(
-        tuple(message_of(message, f"messages[{number}]") for number, message in enumerate(body.messages)),
+        tuple(message_of(message, f"messages[{number}]") for number, message in enumerate(body.messages, -kept)),
         tools,
         choice_of(body.tool_choice, body.parallel_tool_calls, tools),
         None if body.response_format is None else body.response_format.schema,
@@ -565,7 +568,7 @@ async def converse(asked: Asked[ChatBody]) -> Answer:
             raise wrong("tools", f"the cache {cache.name!r} has tools of its own; leave these out")
         messages, tools = kept.messages + body.messages, kept.tools or body.tools
         body = msgspec.structs.replace(body, messages=messages, tools=tools)
-    question = question_of(body)
+    question = question_of(body, len(kept.messages))
     sampling = body.sampling(body.most_tokens, logprobs=bool(body.logprobs), top_logprobs=body.top_logprobs or 0)
     dialogue = await open_dialogue(front, question, sampling, origin, asked.id, model=model)
     conversation = dialogue.conversation

@@ -225,6 +225,18 @@ def test_a_cache_by_name_from_its_creation_to_its_end() -> None:
     run(scenario, minimum=64)
 
 
+def test_errors_do_not_count_the_messages_of_a_cache() -> None:
+    async def scenario(client: AsgiClient, clock: VirtualClock) -> None:
+        body = {"model": "oracle", "name": "manual", "messages": TURNS, "ttl": 60}
+        assert (await client.post("/v1/caches", body)).status == 201
+        url = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
+        asked = {"model": "oracle", "messages": [{"role": "user", "content": [url]}], "cached_content": "manual"}
+        error = (await client.post("/v1/chat/completions", asked)).json["error"]
+        assert error["param"] == "messages[0].content[0].image_url.url"
+
+    run(scenario, minimum=64)
+
+
 def test_a_cache_ends_with_its_time_and_is_unknown_to_other_salts() -> None:
     async def scenario(client: AsgiClient, clock: VirtualClock) -> None:
         body = {"model": "oracle", "messages": TURNS, "ttl": 60, "cache_salt": "a"}
