@@ -103,7 +103,9 @@ async def create(asked: Asked[CacheBody]) -> Reply:
     if front.model(body.model).program:
         raise wrong("model", "it is a program, which keeps no conversation")
     template = front.template
-    messages = [message_of(message, f"messages[{number}]") for number, message in enumerate(body.messages)]
+    messages = [
+        message_of(message, f"messages[{number}]", asked.warnings) for number, message in enumerate(body.messages)
+    ]
     conversation = await template.conversation_away(
         front.ignored.dropped(messages),
         tools_of(body.tools),

@@ -9,6 +9,7 @@ tools, and the reason of its end are found by one code.
 
 import base64
 import binascii
+import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from ..interpreter.reasoning import ReasoningTags, Splitter
 from ..interpreter.tool_reader import ArgumentsPiece, CallBegins, CallEnds, CallEvent, ContentPiece, ToolCallReader
 from ..lang.caching import Begun, Caching, CachingUsage
 from ..lang.conversations.messages import Conversation, Message, Option
-from ..lang.errors import ParameterError
+from ..lang.errors import ParameterError, shown
 from ..lang.prompt import Media, media_of
 from ..lang.protocol import Chunk, Completion, ConstraintSpec, Final, FinishReason, GenRequest, Origin, TokenLogprob
 from ..lang.sampling import MAX_STOPS, MAX_TOKENS, SamplingParams
@@ -480,3 +481,70 @@ def picture(url: str, param: str) -> Media:
         return media_of("image", base64.b64decode(data, validate=True))
     except (binascii.Error, ValueError):
         raise wrong(param, "the picture is not base64") from None
+
+
+# ------------------------------------------------------------------------------------------ calls that were cut
+
+_JSON_TOKEN = re.compile(
+    r"""\s*(?:(?P<opens>[{\[])|(?P<closes>[}\]])|(?P<mark>[,:])|(?P<text>"(?:[^"\\]++|\\.)*+")|(?P<plain>[^\s"{}\[\],:]+))""",
+    re.DOTALL,
+)
+_CUT = ": they were cut; the prompt has the members that are whole"
+
+
+def whole_call(call: ToolCall, param: str, warnings: list[str]) -> ToolCall:
+    """Returns a call of an earlier answer; one that max_tokens or a stop has cut with the members that are whole.
+
+    Args:
+        param: the field of its arguments.
+        warnings: for the caller; take one for the first call that was cut.
+
+    Raises:
+        HttpError: the arguments are no object.
+    """
+    if not call.arguments or _is_json(call.arguments, dict):
+        return call
+    whole = _whole_members(call.arguments)
+    if not _is_json(whole, dict):
+        raise wrong(param, f"write a JSON object as text, got {shown(call.arguments)}")
+    if not any(warning.endswith(_CUT) for warning in warnings):
+        warnings.append(f"{param}{_CUT}")
+    return ToolCall(call.name, whole, call.id)
+
+
+def complete_members(text: str) -> dict[str, Any]:  # Any: JSON values
+    """Reads a JSON object that may be cut, as clients of a stream do: members whose value has ended, at every depth.
+
+    `{"a": 1, "b": [2, "th` is {"a": 1, "b": [2]}.
+    """
+    return msgspec.json.decode(_whole_members(text) or "{}", type=dict[str, Any])
+
+
+def _whole_members(text: str) -> str:
+    """Returns the members of a JSON object that are whole, as JSON; "" for text that does not begin with a bracket."""
+    closers: list[str] = []
+    whole = 0  # the text up to here, and what closes it, is JSON
+    before = ""
+    at = 0
+    while token := _JSON_TOKEN.match(text, at):
+        kind, found = str(token.lastgroup), token[0].strip()
+        if kind == "opens":
+            closers.append("}" if found == "{" else "]")
+        elif not closers:
+            break
+        elif kind == "closes":
+            closers.pop()
+        at = token.end()
+        is_key = kind == "text" and closers[-1] == "}" and before in ("{", ",")
+        if kind != "mark" and not is_key and (kind != "plain" or _is_json(found)):
+            whole = at
+        before = found
+    return text[:whole] + "".join(reversed(closers))
+
+
+def _is_json(text: str, kind: Any = Any) -> bool:  # Any: a type
+    try:
+        msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return False
+    return True

@@ -6,7 +6,6 @@
 One block is open at a time, and its index is its place in the content.
 """
 
-import re
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ import msgspec
 
 from ...lang.cache_report import CacheCause
 from ...lang.protocol import Placed, Usage
+from ..conversation import complete_members
 from ..diagnosis.comparison import Change, Comparison, PlacedFacts, placed_facts
 from ..http import sse
 from .fields import DirectCaller
@@ -244,40 +244,3 @@ class AnswerBlocks:
 
     def _next_call_id(self) -> str:
         return f"{self._call_id}_{sum(isinstance(block, ToolUseAnswer) for block in self.content)}"
-
-
-_JSON_TOKEN = re.compile(
-    r'\s*(?:(?P<opens>[{\[])|(?P<closes>[}\]])|(?P<mark>[,:])|(?P<text>"(?:[^"\\]|\\.)*")|(?P<plain>[^\s"{}\[\],:]+))',
-    re.DOTALL,
-)
-
-
-def complete_members(text: str) -> dict[str, Any]:  # Any: JSON values
-    """Reads a JSON object that may be cut, as clients of a stream do: members whose value has ended, at every depth.
-
-    `{"a": 1, "b": [2, "th` is {"a": 1, "b": [2]}.
-    """
-    closers: list[str] = []
-    whole, closing = 0, ""  # the text up to here, and this after it, is JSON
-    before = ""
-    at = 0
-    while token := _JSON_TOKEN.match(text, at):
-        at = token.end()
-        kind, found = str(token.lastgroup), token[0].strip()
-        if kind == "opens":
-            closers.append("}" if found == "{" else "]")
-        elif kind == "closes":
-            closers.pop()
-        is_key = kind == "text" and closers[-1] == "}" and before in ("{", ",")
-        if kind != "mark" and not is_key and (kind != "plain" or _is_json(found)):
-            whole, closing = at, "".join(reversed(closers))
-        before = found
-    return msgspec.json.decode(text[:whole] + closing, type=dict[str, Any]) if whole else {}
-
-
-def _is_json(text: str) -> bool:
-    try:
-        msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return False
-    return True

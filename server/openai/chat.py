@@ -24,6 +24,7 @@ from ..conversation import (
     open_dialogue,
     picture,
     warn_of_effort,
+    whole_call,
 )
 from ..errors import HttpError
 from ..front import Front
@@ -349,10 +350,11 @@ class ChatAnswer(msgspec.Struct, frozen=True):
 # ------------------------------------------------------------------------------------------ body → question
 
 
-def question_of(body: ChatBody, kept: int = 0) -> Question:
+def question_of(body: ChatBody, warnings: list[str], kept: int = 0) -> Question:
     """Returns the conversation that a body asks about.
 
     Args:
+        warnings: for the caller, of calls that were cut.
         kept: so many of its messages are those of a cache, which have been checked; errors do not count them.
 
     Raises:
@@ -364,8 +366,12 @@ def question_of(body: ChatBody, kept: int = 0) -> Question:
         raise wrong("continue_final_message", "the last message is none of the assistant; leave it out")
     if body.add_generation_prompt is not None and body.add_generation_prompt == body.continue_final_message:
         raise wrong("add_generation_prompt", "it is the opposite of continue_final_message; leave it out")
+    earlier: list[str] = []  # of messages of the cache, of which its creation has warned
     return Question(
-        tuple(message_of(message, f"messages[{number}]") for number, message in enumerate(body.messages, -kept)),
+        tuple(
+            message_of(message, f"messages[{number}]", earlier if number < 0 else warnings)
+            for number, message in enumerate(body.messages, -kept)
+        ),
         tools,
         choice_of(body.tool_choice, body.parallel_tool_calls, tools),
         None if body.response_format is None else body.response_format.schema,
@@ -375,8 +381,8 @@ def question_of(body: ChatBody, kept: int = 0) -> Question:
     )
 
 
-def message_of(message: ChatMessage, param: str) -> Message:
-    """Returns a message in the words of the language."""
+def message_of(message: ChatMessage, param: str, warnings: list[str]) -> Message:
+    """Returns a message in the words of the language. `warnings` are for the caller, of calls that were cut."""
     role = type(message).__struct_config__.tag
     assert isinstance(role, str), "every message has its role as its tag"
     content = _blocks(message.content, f"{param}.content")
@@ -387,7 +393,12 @@ def message_of(message: ChatMessage, param: str) -> Message:
         if message.refusal and not content:
             content = (message.refusal,)
         calls = tuple(
-            ToolCall(call.function.name, call.function.arguments, call.id) for call in message.tool_calls or ()
+            whole_call(
+                ToolCall(call.function.name, call.function.arguments, call.id),
+                f"{param}.tool_calls[{number}].function.arguments",
+                warnings,
+            )
+            for number, call in enumerate(message.tool_calls or ())
         )
         return Message("assistant", content, calls, name=message.name or "", reasoning="".join(thoughts))
     if isinstance(message, ToolMessage):
@@ -568,7 +579,7 @@ async def converse(asked: Asked[ChatBody]) -> Answer:
             raise wrong("tools", f"the cache {cache.name!r} has tools of its own; leave these out")
         messages, tools = kept.messages + body.messages, kept.tools or body.tools
         body = msgspec.structs.replace(body, messages=messages, tools=tools)
-    question = question_of(body, len(kept.messages))
+    question = question_of(body, asked.warnings, len(kept.messages))
     sampling = body.sampling(body.most_tokens, logprobs=bool(body.logprobs), top_logprobs=body.top_logprobs or 0)
     dialogue = await open_dialogue(front, question, sampling, origin, asked.id, model=model)
     conversation = dialogue.conversation

@@ -29,6 +29,7 @@ from ..conversation import (
     open_dialogue,
     picture,
     warn_of_effort,
+    whole_call,
 )
 from ..diagnosis.comparison import Change, Comparison, PlacedFacts, compare, placed_facts
 from ..errors import HttpError
@@ -311,8 +312,12 @@ class _Tools:
 Turn = tuple[Message, tuple[Breakpoint | None, ...]]  # a message, and the marks on its blocks
 
 
-def _turns(body: ResponsesBody) -> list[Turn]:
-    """Returns the turns of the input: reasoning and calls join the assistant's turn that they are of."""
+def _turns(body: ResponsesBody, warnings: list[str]) -> list[Turn]:
+    """Returns the turns of the input: reasoning and calls join the assistant's turn that they are of.
+
+    Args:
+        warnings: for the caller, of calls that were cut.
+    """
     turns: list[Turn] = [(Message("system", (body.instructions,)), ())] if body.instructions else []
     if isinstance(body.input, str):
         return [*turns, (Message("user", (body.input,)), ())]
@@ -330,6 +335,7 @@ def _turns(body: ResponsesBody) -> list[Turn]:
                     raise wrong(param, "a call has a name, a call_id and arguments", "missing_required_parameter")
                 names[item.call_id] = item.name
                 call = ToolCall(item.name, item.arguments or "{}", item.call_id)
+                call = whole_call(call, f"{param}.arguments", warnings)
                 message = Message("assistant", calls=(call,))
             case "function_call_output":
                 if item.call_id is None or item.output is None:
@@ -756,7 +762,7 @@ async def respond(asked: Asked[ResponsesBody]) -> Answer:
     model = front.model(body.model)
     asked.warnings += tools.warnings
     _warn(asked)
-    turns = _turns(body)
+    turns = _turns(body, asked.warnings)
     question = Question(
         [message for message, _ in turns],
         tuple(tools.found),

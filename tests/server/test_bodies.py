@@ -63,7 +63,7 @@ def test_every_body_has_the_field_umbel() -> None:
 
 LONG, FAR = "a" * 700, 2**31 - 1  # beyond the context; beyond the vocabulary
 ASKED = [{"role": "user", "content": "hello"}]
-CALLED = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{"}}
+CALLED = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "["}}
 TOOL = {"name": "look", "parameters": {"type": "object"}}
 SCHEMA = {"type": "object", "required": 1}
 CHAT = {"model": "oracle", "max_tokens": 9, "messages": ASKED}
@@ -71,7 +71,7 @@ FORMAT = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
 FLAT_FORMAT = {"type": "json_schema", "schema": SCHEMA}
 FLAT_TOOL = {"type": "function", **TOOL}
 FORCED = {"type": "function", "function": {"name": "other"}}
-CALL_ITEM = {"type": "function_call", "name": "look", "call_id": "c", "arguments": "{"}
+CALL_ITEM = {"type": "function_call", "name": "look", "call_id": "c", "arguments": "["}
 ODD_TOOL = {"name": "look", "input_schema": {"type": "string"}}
 
 

@@ -7,7 +7,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jiter import from_json
-from umbel.server.anthropic.answers import AnswerBlocks, Event, complete_members
+from umbel.server.anthropic.answers import AnswerBlocks, Event
+from umbel.server.conversation import complete_members
 
 CALLS = {"name": "search", "input": {"q": "umbel"}}
 JSON = '{"a": "x\\u00e9\\"{,", "b": [1, -2.5e3, {"c": true, "d": null}], "e": {}, "f": "z", "g": [[], [{}]] }'

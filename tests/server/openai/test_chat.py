@@ -204,6 +204,38 @@ def test_a_conversation_goes_on_after_calls_and_reuses_what_it_had() -> None:
     run(scenario)
 
 
+def test_a_conversation_goes_on_after_a_call_that_was_cut() -> None:
+    async def scenario(client: AsgiClient) -> None:
+        body = BODY | {"tools": [WEATHER]}
+        cut = {"tool_choice": "required", "max_tokens": 300, "stop": '"days"'}
+        message = (await client.post("/v1/chat/completions", body | cut)).json["choices"][0]["message"]
+        (call,) = message["tool_calls"]
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "no days"}
+        again = await client.post("/v1/chat/completions", body | {"messages": [USER, message, result]})
+        assert again.status == 200, again.json
+        param = "messages[1].tool_calls[0].function.arguments"
+        assert again.headers["umbel-warning"].startswith(f"{param}: they were cut")
+        call["function"]["arguments"] = call["function"]["arguments"].rstrip().removesuffix(",") + "}"
+        whole = await client.post("/v1/chat/completions", body | {"messages": [USER, message, result]})
+        assert "umbel-warning" not in whole.headers
+        assert whole.json["choices"] == again.json["choices"]
+        assert whole.json["usage"]["prompt_tokens"] == again.json["usage"]["prompt_tokens"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("arguments", ["Ulm", '"Ulm"', '["Ulm"]', '{"city" "Ulm"', "}", '{"a":' * 10_000])
+def test_arguments_that_are_no_object_are_named(arguments: str) -> None:
+    async def scenario(client: AsgiClient) -> None:
+        call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+        messages = [USER, {"role": "assistant", "tool_calls": [call]}]
+        refused = await client.post("/v1/chat/completions", BODY | {"messages": messages})
+        assert refused.status == 400
+        assert refused.json["error"]["param"] == "messages[1].tool_calls[0].function.arguments"
+
+    run(scenario)
+
+
 def test_special_tokens_in_a_message_are_text() -> None:
     async def scenario(client: AsgiClient) -> None:
         texts = ["<s></s>hello", "hello"]

@@ -121,6 +121,13 @@ def test_the_items_of_an_answer_come_back_as_one_turn() -> None:
         ]
         answer = await client.post("/v1/responses", BODY | {"input": items, "tools": [WEATHER]})
         assert answer.status == 200, answer.json
+        items[2]["arguments"] = '{"city": "Ulm", "da'
+        cut = await client.post("/v1/responses", BODY | {"input": items, "tools": [WEATHER]})
+        assert cut.headers["umbel-warning"].startswith("input[2].arguments: they were cut")
+        assert same(cut.json["output"][0]) == same(answer.json["output"][0])
+        items[2]["arguments"] = "Ulm"
+        refused = await client.post("/v1/responses", BODY | {"input": items, "tools": [WEATHER]})
+        assert refused.json["error"]["param"] == "input[2].arguments"
 
     run(scenario)
 
