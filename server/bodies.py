@@ -69,6 +69,12 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         field = self.told_as.get(parameter, parameter)
         return field if field.partition(".")[0] in self.__struct_fields__ else None
 
+    def given(self) -> frozenset[str]:
+        """Returns the sampling parameters that the body gives. False is none: gateways add it where it is the usual."""
+        fields = {name: self.field_of(name) for name in sampling.FIELDS}
+        values = {name: getattr(self, field) for name, field in fields.items() if field in self.__struct_fields__}
+        return frozenset(name for name, value in values.items() if value is not None and value is not False)
+
 
 class UmbelFields(Body, frozen=True):
     """Fields that umbel takes on top of a dialect, in the field `umbel` of every body (`extra_body` of Python clients).

@@ -10,7 +10,7 @@ tools, and the reason of its end are found by one code.
 import base64
 import binascii
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -361,11 +361,13 @@ async def open_dialogue(
     request_id: str,
     *,
     model: ServedModel | None = None,
+    given: Collection[str] = (),
 ) -> Dialogue:
     """Writes the prompt of a conversation and the request for its answer.
 
     Args:
         model: of the body; one that is a program answers in place of the model.
+        given: the sampling parameters that the body gives: a program has defaults of its own for the others.
 
     Raises:
         TemplateError, ParameterError, ConstraintError: messages, tools or a schema that cannot be honoured.
@@ -374,7 +376,7 @@ async def open_dialogue(
     template = front.template
     call_format = call_format_of(template.source, tokenizing(front).vocabulary.control)
     if model is not None and model.program:
-        answerer = ProgramModel(front, model, _message_of(model, question))
+        answerer = ProgramModel(front, model, _message_of(model, question), given)
         request = GenRequest(request_id, (), sampling, origin=origin)
         unread = ReaderFacts(None, "", call_format, ())
         conversation = Conversation((), {}, (None,) * len(question.tools), "")

@@ -10,7 +10,7 @@ A graph holds no code: reading one runs nothing, and running one opens no file. 
 whatever the number of its calls. A program that was put with the name of a parameter is a model, too (`ProgramModel`).
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
@@ -22,7 +22,7 @@ from ..interpreter.body import run_options
 from ..interpreter.budget import Budget
 from ..lang.errors import ParameterError, shown
 from ..lang.protocol import Chunk, Completion, Final, FinishReason, GenRequest, Origin, Usage
-from ..lang.sampling import MAX_TOKENS, OPTIONS, SamplingParams
+from ..lang.sampling import OPTIONS, SamplingParams
 from .bodies import Body, Salt, UmbelBody, wrong
 from .errors import HttpError, http_error
 from .front import Front, ServedModel
@@ -31,6 +31,7 @@ from .limits import check_constraint
 from .program_store import OfferedProgram, check_name
 
 _USUAL = SamplingParams()
+_OF_ONE_TEXT = ("n", "stop", "stop_regex", "stop_token_ids", "logprobs", "top_logprobs", "prompt_logprobs_from")
 Limit = Annotated[int, msgspec.Meta(ge=1, le=10**15)]
 
 
@@ -338,19 +339,21 @@ class ProgramModel:
     """Answers one message by a program, with the methods by which a front answers requests, so a dialect asks it in
     place of the front.
 
-    Sampling fields that differ from their defaults hold for the run: they win over those of the program, and what a
-    `gen` of it says itself wins over both. `max_tokens` is of each `gen` then, not of the answer.
+    Sampling parameters that a client gives hold for the run: they win over those of the program, and what a `gen` of it
+    says itself wins over both. `max_tokens` is of each `gen` then, not of the answer.
 
     Args:
         model: whose `program` is not "".
         message: text of the last message of the user.
+        given: names of the sampling parameters that the client gives, whatever their values.
 
     Raises:
         HttpError: 404 for a program that is gone.
     """
 
-    def __init__(self, front: Front, model: ServedModel, message: str) -> None:
+    def __init__(self, front: Front, model: ServedModel, message: str, given: Collection[str]) -> None:
         self._front = front
+        self._given = given
         self._offered = front.programs.get(model.program)
         self._message = message
 
@@ -368,7 +371,7 @@ class ProgramModel:
             self._offered,
             {self._offered.parameter: self._message},
             request.origin,
-            sampling=self._given(request.sampling),
+            sampling=self._sampling(request.sampling),
             stream=request.stream,
         )
         async with aclosing(begun.answer()) as pieces:
@@ -388,20 +391,15 @@ class ProgramModel:
         async with aclosing(self.events(requests)) as events:
             return [event async for _, event in events if isinstance(event, Final)]
 
-    def _given(self, params: SamplingParams) -> dict[str, Any]:
-        """Returns the fields that a client has set. Raises ParameterError for those of one text, which
-        a program is not."""
-        for name in ("n", "stop", "stop_regex", "stop_token_ids", "logprobs", "prompt_logprobs_from"):
+    def _sampling(self, params: SamplingParams) -> dict[str, Any]:
+        """Returns the parameters that the client gives. Raises ParameterError for those of one text, which a program
+        is not."""
+        for name in _OF_ONE_TEXT:
             if getattr(params, name) != getattr(_USUAL, name):
                 raise ParameterError(
                     f"{name}: {self._offered.name!r} is a program, which may generate many texts; leave it out"
                 )
-        given = {name: getattr(params, name) for name in params.__struct_fields__}
-        return {
-            name: value
-            for name, value in given.items()
-            if value != getattr(_USUAL, name) and (name, value) != ("max_tokens", MAX_TOKENS)
-        }
+        return {name: getattr(params, name) for name in self._given if name not in _OF_ONE_TEXT}
 
 
 ENDPOINTS = (

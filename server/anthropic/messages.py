@@ -69,7 +69,7 @@ async def _open(asked: Asked[Any], sampling: SamplingParams) -> Dialogue:
     )
     _warn(asked)
     origin = front.origin(asked.caller, body.umbel, body.cache_salt, body.model)
-    dialogue = await open_dialogue(front, question, sampling, origin, asked.id, model=model)
+    dialogue = await open_dialogue(front, question, sampling, origin, asked.id, model=model, given=body.given())
     caching = turns.marks.caching(dialogue.conversation, front.limits.cache_minimum, whole=body.cache_control)
     dialogue.mark(caching, asked.warnings)
     return dialogue

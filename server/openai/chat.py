@@ -581,7 +581,7 @@ async def converse(asked: Asked[ChatBody]) -> Answer:
         body = msgspec.structs.replace(body, messages=messages, tools=tools)
     question = question_of(body, asked.warnings, len(kept.messages))
     sampling = body.sampling(body.most_tokens, logprobs=bool(body.logprobs), top_logprobs=body.top_logprobs or 0)
-    dialogue = await open_dialogue(front, question, sampling, origin, asked.id, model=model)
+    dialogue = await open_dialogue(front, question, sampling, origin, asked.id, model=model, given=body.given())
     conversation = dialogue.conversation
     caching = marks_of(body.messages, body.tools or ()).caching(
         conversation,

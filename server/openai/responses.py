@@ -775,7 +775,7 @@ async def respond(asked: Asked[ResponsesBody]) -> Answer:
         body.max_output_tokens or CONTEXT_LEFT, logprobs=wanted, top_logprobs=body.top_logprobs or 0
     )
     origin = front.origin(asked.caller, body.umbel, body.cache_salt, body.model)
-    dialogue = await open_dialogue(front, question, sampling, origin, asked.id, model=model)
+    dialogue = await open_dialogue(front, question, sampling, origin, asked.id, model=model, given=body.given())
     caching = _caching(body, turns, dialogue, front.limits.cache_minimum)
     dialogue.mark(caching, asked.warnings)
     earlier = body.prompt_cache_options.comparison_response_id if body.prompt_cache_options else None

@@ -18,7 +18,7 @@ from umbel.compiler.files import serialise
 from umbel.compiler.running.hosted import as_json
 from umbel.lang.errors import DeadlineError, ParameterError
 from umbel.lang.protocol import Chunk, Final, GenRequest, Origin
-from umbel.lang.sampling import MAX_TOKENS, SamplingParams
+from umbel.lang.sampling import SamplingParams
 from umbel.server.access import Access
 from umbel.server.cost import Recorder, read_records
 from umbel.server.errors import HttpError
@@ -396,13 +396,13 @@ def test_a_program_with_a_parameter_is_listed_as_a_model() -> None:
     on_a_server(work)
 
 
-def asked_of_a_model(message: str, **given: Any) -> list[Any]:
+def asked_of_a_model(message: str, names: tuple[str, ...] = (), **given: Any) -> list[Any]:
     """The events of a request to the judge as a model."""
 
     async def work(client: AsgiClient) -> list[Any]:
         await put(client, "judge?parameter=essay", JUDGE)
         front = client.app.front
-        answerer = ProgramModel(front, front.model("judge"), message)
+        answerer = ProgramModel(front, front.model("judge"), message, names)
         return [event async for _, event in answerer.events([GenRequest("r", (), **given)])]
 
     return on_a_server(work)
@@ -422,10 +422,49 @@ def test_a_model_that_is_a_program_answers_with_its_result() -> None:
 
 
 def test_fields_of_the_client_hold_for_the_calls_of_the_program() -> None:
-    (usual,) = asked_of_a_model("x", sampling=SamplingParams(max_tokens=MAX_TOKENS))
-    (biased,) = asked_of_a_model("x", sampling=SamplingParams(max_tokens=9, logit_bias={65: 100}))
+    (usual,) = asked_of_a_model("x", sampling=SamplingParams(max_tokens=9, logit_bias={65: 100}))
+    (biased,) = asked_of_a_model("x", ("logit_bias",), sampling=SamplingParams(max_tokens=9, logit_bias={65: 100}))
     assert usual.completions[0].text == judge.run(essay="x", backend=backend())["verdict"]
     assert biased.completions[0].text == "AAAAA"
+
+
+@ul.function(temperature=0, max_tokens=4, ignore_eos=True)
+def repeats(s: ul.State, question: str) -> Any:
+    s += question + ul.gen("a")
+    return s["a"]
+
+
+@pytest.mark.parametrize(
+    ("path", "limit"),
+    [
+        ("/v1/chat/completions", "max_tokens"),
+        ("/v1/chat/completions", "max_completion_tokens"),
+        ("/v1/responses", "max_output_tokens"),
+        ("/v1/messages", "max_tokens"),
+    ],
+)
+def test_fields_that_equal_the_defaults_of_the_library_hold_too(path: str, limit: str) -> None:
+    question: Any = {"input": "x"} if path == "/v1/responses" else {"messages": [{"role": "user", "content": "x"}]}
+
+    async def work(client: AsgiClient) -> None:
+        await put(client, "repeats?parameter=question", file_of(repeats))
+
+        async def tokens(**fields: Any) -> tuple[int, str]:
+            answer = (await client.post(path, {"model": "repeats", **question, **fields})).json
+            usage = answer["usage"]
+            if "choices" in answer:
+                return usage["completion_tokens"], answer["choices"][0]["message"]["content"]
+            blocks = answer["output"][0]["content"] if "output" in answer else answer["content"]
+            return usage["output_tokens"], blocks[0]["text"]
+
+        if path != "/v1/messages":  # there max_tokens is always given
+            assert (await tokens())[0] == 4
+        assert (await tokens(**{limit: 128}))[0] == 128
+        assert (await tokens(**{limit: 7}))[0] == 7
+        likeliest = [await tokens(**{limit: 30}) for _ in range(2)]
+        assert likeliest[0] == likeliest[1] != await tokens(**{limit: 30, "temperature": 1})
+
+    on_a_server(work)
 
 
 @pytest.mark.parametrize(
