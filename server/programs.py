@@ -24,7 +24,7 @@ from ..lang.errors import ParameterError, shown
 from ..lang.protocol import Chunk, Completion, Final, FinishReason, GenRequest, Origin, Usage
 from ..lang.sampling import OPTIONS, SamplingParams
 from .bodies import Body, Salt, UmbelBody, wrong
-from .errors import HttpError, http_error
+from .errors import FieldOf, HttpError, http_error
 from .front import Front, ServedModel
 from .http import DONE, JSON_OR_EVENTS, Answer, Asked, Endpoint, EventStream, Reply, sse
 from .limits import check_constraint
@@ -218,26 +218,28 @@ async def run(asked: Asked[RunBody]) -> Answer:
 
 
 async def _stream(asked: Asked[RunBody], offered: OfferedProgram, begun: HostedRun) -> AsyncGenerator[bytes, None]:
-    """Yields an event for each piece and variable, then the whole answer. What fails before the first of them is a
-    whole answer itself."""
-    quiet = True
+    """Yields an event for each piece and variable, then the whole answer. What fails before the first piece or value is
+    a whole answer itself."""
+    sent = False
+    held: list[bytes] = []  # variables that have an error, before anything was sent
     with asked.front.open():
         async with aclosing(begun.events()) as batches:
             async for events in batches:
                 for event in events:
                     if isinstance(event, RunOutcome):
                         asked.front.note(event.usage)
-                        if event.error is None:
-                            yield sse({"type": "result", **msgspec.structs.asdict(_answer(asked, offered, event))})
-                            yield DONE
-                        elif quiet:
+                        if event.error is not None and not sent:
                             raise event.error
-                        else:
-                            refused = http_error(event.error, field_of=asked.body.field_of)
-                            yield sse({"type": "error", **_failed(refused, event, asked.id)})
+                        lines = _last_events(asked, offered, event)
                     else:
-                        quiet = False
-                        yield sse(_event(event))
+                        lines = [sse(_event(event, asked.body.field_of))]
+                        if isinstance(event, VariableSet) and event.error is not None and not sent:
+                            held += lines
+                            continue
+                    sent = True
+                    for line in held + lines:
+                        yield line
+                    held = []
 
 
 def place_warnings(origin: Origin) -> tuple[str, ...]:
@@ -312,12 +314,21 @@ def _failed(refused: HttpError, outcome: RunOutcome, request_id: str) -> dict[st
     }
 
 
-def _event(event: HostedEvent) -> dict[str, Any]:
+def _event(event: HostedEvent, field_of: FieldOf) -> dict[str, Any]:
     if isinstance(event, TextPiece):
         return {"type": "text", "variable": event.variable, "branch": event.branch, "text": event.text}
     assert isinstance(event, VariableSet), "an outcome is the answer"
     named = {"type": "variable", "variable": event.variable, "branch": event.branch}
-    return {**named, "value": event.value} if event.error is None else {**named, "error": str(event.error)}
+    if event.error is None:
+        return {**named, "value": event.value}
+    return {**named, "error": http_error(event.error, field_of=field_of).message}
+
+
+def _last_events(asked: Asked[RunBody], offered: OfferedProgram, outcome: RunOutcome) -> list[bytes]:
+    if outcome.error is None:
+        return [sse({"type": "result", **msgspec.structs.asdict(_answer(asked, offered, outcome))}), DONE]
+    refused = http_error(outcome.error, field_of=asked.body.field_of)
+    return [sse({"type": "error", **_failed(refused, outcome, asked.id)})]
 
 
 def _usage(usage: Usage) -> ProgramUsage:

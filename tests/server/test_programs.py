@@ -15,14 +15,14 @@ import pytest
 import umbel as ul
 from hypothesis import HealthCheck, Phase, given, settings
 from umbel.compiler.files import serialise
-from umbel.compiler.running.hosted import as_json
-from umbel.lang.errors import DeadlineError, ParameterError
+from umbel.compiler.running.hosted import VariableSet, as_json
+from umbel.lang.errors import DeadlineError, ParameterError, UmbelError, VariableError
 from umbel.lang.protocol import Chunk, Final, GenRequest, Origin
 from umbel.lang.sampling import SamplingParams
 from umbel.server.access import Access
 from umbel.server.cost import Recorder, read_records
-from umbel.server.errors import HttpError
-from umbel.server.programs import ProgramModel
+from umbel.server.errors import HttpError, http_error
+from umbel.server.programs import ProgramModel, RunBody, _event
 from umbel.srt.in_process import LocalBackend
 
 from ..compiler.random_programs import bodies, program_of
@@ -358,6 +358,33 @@ def test_an_error_of_the_program_has_what_came_before_it() -> None:
         assert last["variables"] == whole.json["variables"]
 
     on_a_server(work)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"arguments": {"essay": "x" * 20_000}}, 400),
+        ({"arguments": {"essay": "x"}, "umbel": {"timeout": 1e-6}}, 504),
+    ],
+    ids=["long", "late"],
+)
+def test_a_stream_that_fails_at_once_is_a_whole_answer(body: dict[str, Any], status: int) -> None:
+    async def work(client: AsgiClient) -> None:
+        await put(client, "judge", JUDGE)
+        whole = await client.post("/v1/programs/judge/runs", body)
+        streamed = await client.post("/v1/programs/judge/runs", {**body, "stream": True})
+        assert (whole.status, streamed.status) == (status, status)
+        assert streamed.json["error"] == whole.json["error"]
+        assert client.app.front.in_flight == 0
+
+    on_a_server(work)
+
+
+def test_an_event_of_a_variable_has_the_text_of_an_answer() -> None:
+    told = [VariableError("a was not generated"), UmbelError("a defect, with anything in it")]
+    events = [_event(VariableSet(0, "a", "", error=error), RunBody().field_of) for error in told]
+    assert [event["error"] for event in events] == [http_error(error).message for error in told]
+    assert "anything" not in events[1]["error"]
 
 
 def test_a_constraint_of_a_program_has_the_limits_of_a_request() -> None:
