@@ -209,16 +209,28 @@ class Front:
 
     # ------------------------------------------------------------------ generation
 
-    async def events(self, requests: Sequence[GenRequest]) -> AsyncGenerator[tuple[int, Chunk | Final], None]:
+    async def events(
+        self, requests: Sequence[GenRequest], ahead: Sequence[Final] = ()
+    ) -> AsyncGenerator[tuple[int, Chunk | Final], None]:
         """Yields the events of several requests as they come, each with the index of its request.
 
         The first error ends all of them. Closing the generator aborts those that still run.
+
+        Args:
+            ahead: for each request the answer of `compute_ahead`: what its prompt cost counts in the usage.
         """
+        async with aclosing(self._events(requests)) as events:
+            async for index, event in events:
+                if isinstance(event, Final):
+                    if ahead:
+                        event = _with_prompt(event, ahead[index].usage)
+                    self.note(event.usage, event.times)
+                yield index, event
+
+    async def _events(self, requests: Sequence[GenRequest]) -> AsyncGenerator[tuple[int, Chunk | Final], None]:
         if len(requests) == 1:
             async with aclosing(_closable(self.backend, requests[0])) as events:
                 async for event in events:
-                    if isinstance(event, Final):
-                        self.note(event.usage, event.times)
                     yield 0, event
             return
         arrived: asyncio.Queue[tuple[int, Chunk | Final | Exception]] = asyncio.Queue()
@@ -240,7 +252,6 @@ class Front:
                     raise next_event
                 if isinstance(next_event, Final):
                     running -= 1
-                    self.note(next_event.usage, next_event.times)
                 yield index, next_event
         finally:
             for each in pumps:
@@ -249,14 +260,11 @@ class Front:
 
     async def finals(self, requests: Sequence[GenRequest]) -> list[Final]:
         """Runs requests that are not streamed → their answers in order."""
-        found: dict[int, Final] = {}
-        async with aclosing(self.events(requests)) as events:
-            async for index, event in events:
-                if isinstance(event, Final):
-                    found[index] = event
-        if len(found) != len(requests):
-            raise BackendError("a request ended without an answer")
-        return [found[index] for index in range(len(requests))]
+        return await _finals(self.events(requests), len(requests))
+
+    async def compute_ahead(self, requests: Sequence[GenRequest]) -> list[Final]:
+        """Runs requests for prompts whose texts are asked for afterwards, by `events`, which notes both as one."""
+        return await _finals(self._events(requests), len(requests))
 
     def note(self, usage: Usage, times: RequestTimes | None = None) -> None:
         """Tells the tokens and times of a request that has ended to its span and to the record, if there are such."""
@@ -337,3 +345,20 @@ def _closable(backend: Backend, request: GenRequest) -> AsyncGenerator[Chunk | F
     events = backend.generate(request)
     assert isinstance(events, AsyncGenerator), "a backend that a server runs can abort"
     return events
+
+
+async def _finals(events: AsyncGenerator[tuple[int, Chunk | Final], None], count: int) -> list[Final]:
+    found: dict[int, Final] = {}
+    async with aclosing(events):
+        async for index, event in events:
+            if isinstance(event, Final):
+                found[index] = event
+    if len(found) != count:
+        raise BackendError("a request ended without an answer")
+    return [found[index] for index in range(count)]
+
+
+def _with_prompt(final: Final, prompt: Usage) -> Final:
+    """Returns an answer with the cost of its prompt, which was computed ahead and then found in the cache."""
+    usage = msgspec.structs.replace(final.usage, cached_tokens=prompt.cached_tokens, loaded_tokens=prompt.loaded_tokens)
+    return msgspec.structs.replace(final, usage=usage)

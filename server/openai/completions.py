@@ -140,11 +140,11 @@ class _Completions:
             requests = self._requests
             prefixes: list[Final] = []
             if self._echo and self._body.logprobs is not None:  # the prompt's come before the first token does
-                prefixes = await front.finals([_prefix_of(request) for request in requests])
+                prefixes = await front.compute_ahead([_prefix_of(request) for request in requests])
                 requests = [_without_prompt_logprobs(request) for request in requests]
             writers = [TokenWriter(self._names, len(text)) for text in self._texts for _ in range(count)]
             echoed: set[int] = set()
-            async with aclosing(front.events(requests)) as events:
+            async with aclosing(front.events(requests, prefixes)) as events:
                 async for prompt, event in events:
                     if self._echo and prompt not in echoed:
                         echoed.add(prompt)

@@ -2,18 +2,20 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from umbel.server.cost import Recorder, read_records
 
 from ..client import Answered, AsgiClient, served
 
 BODY = {"model": "oracle", "prompt": "hello world", "max_tokens": 6, "temperature": 0}
 
 
-def run(scenario: Callable[[AsgiClient], Awaitable[None]]) -> None:
+def run(scenario: Callable[[AsgiClient], Awaitable[None]], **front: Any) -> None:
     async def whole() -> None:
-        async with served() as client:
+        async with served(**front) as client:
             await asyncio.wait_for(scenario(client), 60)  # type: ignore[arg-type]
 
     asyncio.run(whole())
@@ -71,6 +73,24 @@ def test_a_stream_and_a_whole_answer_are_equal(fields: dict[str, Any]) -> None:
         assert all(event["usage"] is None for _, event in streamed.events[:-2])
 
     run(scenario)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_with_log_probabilities_is_recorded_once(stream: bool, tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run.jsonl")
+
+    async def scenario(client: AsgiClient) -> None:
+        length = {"max_tokens": 3, "ignore_eos": True}
+        body = BODY | {"prompt": ["hello", "a world"], "echo": True, "logprobs": 1} | length
+        options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        answer = await client.post("/v1/completions", body | options)
+        usage = (answer.events[-2][1] if stream else answer.json)["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+
+    run(scenario, recorder=recorder)
+    recorder.close()
+    records = read_records(tmp_path / "run.jsonl")
+    assert sorted((record.prompt, record.completion, record.reused) for record in records) == [(6, 3, 0), (8, 3, 0)]
 
 
 def test_the_log_probabilities_of_a_prompt_have_a_place_each() -> None:
