@@ -71,7 +71,8 @@ Piece = ReasoningPiece | CallEvent
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """More of one answer: the pieces that its new text made certain, and its new tokens."""
+    """More of one answer: the pieces that its new text made certain, and its new tokens. The last step has the tokens
+    that came without text: those of a stop text that matched, and the end of sequence."""
 
     index: int
     pieces: Sequence[Piece]
@@ -272,23 +273,26 @@ class Dialogue:
         """
         stepped = False
         readers = [self._reader.open() for _ in range(self.request.sampling.n)]
+        told = [0] * len(readers)  # log-probabilities
         request = msgspec.structs.replace(self.request, stream=True, begun=begun)
         async with aclosing(self._answerer.events([request])) as events:
             async for _, event in events:
                 if isinstance(event, Chunk):
                     self.begun, stepped = self.begun or event.begun, True
                     pieces = readers[event.index].feed(event.text, len(event.token_ids))
+                    told[event.index] += len(event.logprobs)
                     yield Step(event.index, pieces, event.logprobs)
                 else:
                     self._final = event
         for index, reader in enumerate(readers):
             rest = reader.finish()
+            untold = self.final.completions[index].logprobs[told[index] :]
             if not stepped:  # no text has come
                 usage, caching = self.final.usage, self.final.caching or CachingUsage()
                 self.begun = Begun(usage.prompt_tokens, usage.cached_tokens, caching)
-            if rest or not stepped:
+            if rest or untold or not stepped:
                 stepped = True
-                yield Step(index, rest, ())
+                yield Step(index, rest, untold)
         self._readers = readers
         self._keep(readers)
 

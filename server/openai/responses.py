@@ -4,9 +4,11 @@ Items and events are what Codex and OpenAI's client read: reasoning, messages an
 with an event at its beginning and its end.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -548,6 +550,39 @@ class _Item:
         return part
 
 
+class _UntoldTokens:
+    """Gives the log-probabilities of an answer to the pieces of its text.
+
+    A piece may come after the tokens that it begins with, while these may have begun a call or a tag: they wait here.
+    The tokens of tags and of headers of calls are of no piece.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[TokenLogprob] = []
+
+    def add(self, logprobs: Sequence[TokenLogprob]) -> None:
+        self._waiting += logprobs
+
+    def take(self, text: str, *, last: bool = True) -> tuple[TokenLogprob, ...]:
+        """Returns the tokens in which a piece lies, and drops those before it; of "" all that wait.
+
+        Args:
+            last: no other piece lies in the tokens that wait.
+        """
+        waiting, sought = self._waiting, text.encode()
+        data = b"".join(entry.data for entry in waiting)
+        start = data.rfind(sought) if last else data.find(sought)
+        if not sought or start < 0:
+            self._waiting = []
+            return tuple(waiting)
+        *begins, _ = places = [0, *accumulate(len(entry.data) for entry in waiting)]
+        # A token without bytes is of the piece before which it stands.
+        first = min(bisect_right(places, start, lo=1) - 1, bisect_left(begins, start))
+        after = bisect_left(begins, start + len(sought))
+        self._waiting = waiting[after:]
+        return tuple(waiting[first:after])
+
+
 class _Response:
     """One request and its answer in both forms: the whole one is what the stream's events have made."""
 
@@ -563,6 +598,7 @@ class _Response:
         self._created = asked.front.now()
         self._logprobs = dialogue.request.sampling.logprobs
         self._items: list[_Item] = []
+        self._tokens = _UntoldTokens()
         self._sequence = 0
         self._ended: ResponseAnswer | None = None
 
@@ -583,13 +619,16 @@ class _Response:
                         begun = True
                         for name in ("created", "in_progress"):
                             yield self._event(f"response.{name}", response=self._answer(None))
-                    for piece in step.pieces:
-                        for event in self._written(piece, step.logprobs):
+                    self._tokens.add(step.logprobs)
+                    for number, piece in enumerate(step.pieces, 1):
+                        for event in self._written(piece, last=number == len(step.pieces)):
                             yield event
         said = self._dialogue.ending(0)
         if not self._items:
-            for event in self._written(ContentPiece(""), ()):
+            for event in self._written(ContentPiece("")):
                 yield event
+        for event in self._told():
+            yield event
         for event in self._closed("incomplete" if said.reason == "length" else "completed"):
             yield event
         self._ended = answer = self._answer(said)
@@ -605,27 +644,38 @@ class _Response:
 
     # ------------------------------------------------------------------ items and their events
 
-    def _written(self, piece: Piece, logprobs: tuple[TokenLogprob, ...]) -> list[bytes]:
-        """Returns the events of one piece."""
+    def _written(self, piece: Piece, *, last: bool = True) -> list[bytes]:
+        """Returns the events of one piece. `last`: of its step."""
         match piece:
             case ReasoningPiece(text):
                 events = self._at("reasoning")
+                self._tokens.take(text, last=last)
                 self._items[-1].text += text
                 return [*events, self._part_event("reasoning_text.delta", delta=text)]
             case ContentPiece(text):
                 events = self._at("message")
-                item = self._items[-1]
-                item.text += text
-                item.logprobs += logprobs
-                entries = token_entries(logprobs) if self._logprobs else []
-                return [*events, self._part_event("output_text.delta", delta=text, logprobs=entries)]
+                return [*events, self._said(text, self._tokens.take(text, last=last))]
             case CallBegins(_, name):
                 return [*self._closed("completed"), *self._opened(self._begin("function_call", name))]
             case ArgumentsPiece(_, text):
+                self._tokens.take(text, last=last)
                 self._items[-1].text += text
                 return [self._item_event("function_call_arguments.delta", delta=text)]
             case CallEnds():
                 return []
+
+    def _said(self, text: str, logprobs: tuple[TokenLogprob, ...]) -> bytes:
+        """Returns the event of more of a message."""
+        item = self._items[-1]
+        item.text += text
+        item.logprobs += logprobs
+        entries = token_entries(logprobs) if self._logprobs else []
+        return self._part_event("output_text.delta", delta=text, logprobs=entries)
+
+    def _told(self) -> list[bytes]:
+        """Returns the event of the tokens that ended a message without a text of their own, if there are such."""
+        rest = self._tokens.take("") if self._items[-1].kind == "message" else ()
+        return [self._said("", rest)] if rest else []
 
     def _at(self, kind: Literal["reasoning", "message"]) -> list[bytes]:
         """Begins an item unless one of its kind is open."""

@@ -112,6 +112,8 @@ def plain(choice: dict[str, Any]) -> dict[str, Any]:
         {"logprobs": True},
         {"logprobs": True, "top_logprobs": 3, "n": 2},
         {"stop": ["v"]},
+        {"stop": ["v"], "logprobs": True},
+        {"logprobs": True, "n": 2, "max_tokens": 64, "logit_bias": {"257": 5}, "seed": 1, "temperature": 1},  # EOS
         {"response_format": FORMAT, "max_tokens": 40},
         {"response_format": {"type": "json_object"}, "max_tokens": 30},
         {"regex": "[ab]{3}"},

@@ -1,12 +1,16 @@
 """`/v1/responses` on the oracle."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import chain
 from typing import Any
 
 import pytest
+from umbel.lang.protocol import Chunk, Completion, Final, FinishReason, GenRequest, TokenLogprob, Usage
 from umbel.server.openai.conversations import warn_of_hints
+from umbel.srt.in_process import LocalBackend
 
+from ..anthropic.test_messages import THINKS
 from ..client import AsgiClient, served
 
 pytestmark = pytest.mark.filterwarnings("ignore::umbel.lang.chat_template.TemplateWarning")
@@ -16,9 +20,9 @@ WEATHER = {"type": "function", "name": "weather", "parameters": PARAMETERS, "str
 SPACE = {"type": "namespace", "name": "sky", "description": "", "tools": [WEATHER]}
 
 
-def run(scenario: Callable[[AsgiClient], Awaitable[None]]) -> None:
+def run(scenario: Callable[[AsgiClient], Awaitable[None]], backend: LocalBackend | None = None) -> None:
     async def whole() -> None:
-        async with served() as client:
+        async with served(backend) as client:
             await asyncio.wait_for(scenario(client), 60)  # type: ignore[arg-type]
 
     asyncio.run(whole())
@@ -80,6 +84,54 @@ def _check_items(events: list[dict[str, Any]]) -> None:
                 assert texts[index] == event["text"]
             case "function_call_arguments.done":
                 assert texts[index] == event["arguments"]
+
+
+CALL = '```tool_call\n{"name": "weather", "arguments": {"city": "Ulm"}}\n```'
+
+
+def texts_of(logprobs: list[dict[str, Any]]) -> list[str]:
+    return [bytes(entry["bytes"]).decode() for entry in logprobs]
+
+
+@pytest.mark.parametrize(
+    ("template", "chunks", "ending", "told"),
+    [
+        ("chatml", [["Hel"], ["lo"]], [""], [["Hel"], ["lo"], [""]]),
+        ("chatml", [], [""], [[""]]),
+        ("chatml", [["Hi"]], ["ST", "OP"], [["Hi"], ["ST", "OP"]]),
+        ("chatml", [["a "], ["``"], ["x"], ["`"], ["`"], ["y"]], [], [["a "], ["``", "x"], ["`", "`", "y"]]),
+        ("chatml", [["a\n", "`"], ["b"]], [], [["a\n"], ["`", "b"]]),
+        ("chatml", [["Hi"], [CALL], ["\n", "bye"]], [""], [["Hi"], ["\n", "bye"], [""]]),
+        ("chatml", [["Hi", CALL[:20], CALL[20:], "Hi"]], [], [["Hi"], ["Hi"]]),
+        (THINKS, [["hm"], ["</th"], ["ink>"], ["\n\n"], ["Hello"]], [""], [["Hello"], [""]]),
+        (THINKS, [["hm", "</think>", "\n\n", "Hi"], ["."]], [], [["Hi"], ["."]]),
+        (THINKS, [["hm"]], [""], []),
+    ],
+    ids=str,
+)
+def test_each_token_of_a_message_is_told_once(
+    template: str, chunks: list[list[str]], ending: list[str], told: list[list[str]]
+) -> None:
+    async def events(requests: list[GenRequest]) -> AsyncIterator[tuple[int, Chunk | Final]]:
+        (request,) = requests
+        entries = [[TokenLogprob(97, text, -1.0, data=text.encode()) for text in texts] for texts in (*chunks, ending)]
+        for texts, each in zip(chunks, entries, strict=False):
+            yield 0, Chunk(request.id, 0, "".join(texts), (97,) * len(texts), tuple(each))
+        text = "".join("".join(texts) for texts in chunks)
+        tokens = tuple(entry for each in entries for entry in each)
+        said = Completion(text, (97,) * len(tokens), 0, text, FinishReason.STOP, logprobs=tokens)
+        yield 0, Final(request.id, (said,), Usage())
+
+    async def scenario(client: AsgiClient) -> None:
+        client.app.front.events = events
+        fields = {"include": ["message.output_text.logprobs"], "tools": [WEATHER] if template == "chatml" else []}
+        streamed = await client.post("/v1/responses", BODY | fields | {"stream": True})
+        deltas = [event for name, event in streamed.events if name == "response.output_text.delta"]
+        assert [texts for delta in deltas if (texts := texts_of(delta["logprobs"]))] == told
+        messages = [item["content"][0] for item in streamed.events[-1][1]["response"]["output"] if "role" in item]
+        assert [text for part in messages for text in texts_of(part["logprobs"])] == [*chain(*told)]
+
+    run(scenario, LocalBackend(chat_template=template))
 
 
 def test_calls_of_a_namespace_say_it_and_keep_their_name() -> None:
