@@ -29,7 +29,7 @@ from ..lang.tool_calls import CallFormat, Tool, ToolCall, ToolChoice, call_forma
 from ..lang.tool_constraint import Thinking, tools_constraint
 from .bodies import wrong
 from .front import Front, ServedModel
-from .limits import check_schema
+from .limits import MAX_CUT_ARGUMENTS, check_schema
 from .marks import warn_of_marks
 from .programs import ProgramModel, place_warnings
 from .tokens import tokenizing
@@ -510,7 +510,7 @@ def whole_call(call: ToolCall, param: str, warnings: list[str]) -> ToolCall:
     """
     if not call.arguments or _is_json(call.arguments, dict):
         return call
-    whole = _whole_members(call.arguments)
+    whole = _whole_members(call.arguments) if len(call.arguments) <= MAX_CUT_ARGUMENTS else ""
     if not _is_json(whole, dict):
         raise wrong(param, f"write a JSON object as text, got {shown(call.arguments)}")
     if not any(warning.endswith(_CUT) for warning in warnings):

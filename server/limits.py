@@ -26,6 +26,7 @@ MAX_BATCH = 1_024  # prompts of one request
 MAX_TOOLS = 128
 MAX_SCHEMA = 65_536  # bytes of a JSON schema, as JSON; and of a grammar
 MAX_REGEX = 4_096  # characters
+MAX_CUT_ARGUMENTS = 65_536  # characters of a call that was cut: reading what is whole of them takes time
 MAX_NAME = 256  # characters of a model's name, an id or a label
 MAX_PROGRAMS = 128  # that are kept; the gateway keeps as many, so that none travels twice
 MAX_PROGRAM_BYTES = 32 << 20  # of their files together; of one, `lang.programs.MAX_GRAPH_BYTES`

@@ -36,6 +36,7 @@ from umbel.srt.in_process import LocalBackend
         ("MAX_TOOLS", 128),
         ("MAX_SCHEMA", 65_536),
         ("MAX_REGEX", 4_096),
+        ("MAX_CUT_ARGUMENTS", 65_536),
         ("MAX_NAME", 256),
         ("MAX_TTL", 3_600.0),
         ("MAX_PROGRAMS", 128),

@@ -226,7 +226,9 @@ def test_a_conversation_goes_on_after_a_call_that_was_cut() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("arguments", ["Ulm", '"Ulm"', '["Ulm"]', '{"city" "Ulm"', "}", '{"a":' * 10_000])
+@pytest.mark.parametrize(
+    "arguments", ["Ulm", '"Ulm"', '["Ulm"]', '{"city" "Ulm"', "}", '{"a":' * 10_000, '{"a": "' + "x" * 65_536]
+)
 def test_arguments_that_are_no_object_are_named(arguments: str) -> None:
     async def scenario(client: AsgiClient) -> None:
         call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": arguments}}
