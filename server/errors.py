@@ -178,5 +178,5 @@ def _named_field(error: Exception, field_of: FieldOf | None) -> tuple[str | None
 
 _OF_FIELDS = (ParameterError, ConstraintError, TemplateError, RequestError)
 _NAMED = re.compile(
-    r"(?P<name>[a-z][a-z0-9_]*)(?:\[\d+\]|\.[a-z][a-z0-9_]*)*(?==| must | is | has | '| \(|: )",
+    r"(?P<name>[a-z][a-z0-9_]*)(?:\[\d+\]|\.[a-z][a-z0-9_]*)*(?==| must | is | has | holds | '| \(|: )",
 )

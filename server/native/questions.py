@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from ...lang.ops import MAX_CHOICES
 from ...lang.prompt import Generated, Part, Parts, Text
 from ...lang.protocol import MAX_DETOKENIZED, Detokenize, ScoredChoice, ScoreRequest, Tokenize
 from ..bodies import Name, TokenId, UmbelBody, wrong
@@ -15,7 +16,6 @@ from ..openai.fields import TokenUsage, token_usage
 from ..tokens import check_ids, tokenizing
 from .fields import NativeFields, PromptFields, check_model, one_of, text_prompt, warn_of_umbel
 
-MAX_CHOICES = 4_096  # of one request; the runtime has a limit of its own
 Choice = Annotated[str, msgspec.Meta(min_length=1, max_length=1 << 16)]
 Batch = msgspec.Meta(min_length=1, max_length=MAX_BATCH)
 

@@ -260,7 +260,7 @@ class CacheLedger:
         """
         self.tick()
         if (salt, name) in self._names:
-            raise ParameterError(f"cache {name!r} exists; extend it, delete it, or write another name")
+            raise ParameterError(f"name: cache {name!r} exists; extend it, delete it, or write another one")
         limits = self._limits
         if len(self._names) >= limits.max_caches or len(self.objects(salt)) >= limits.max_salt_caches:
             raise OverloadedError(

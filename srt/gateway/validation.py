@@ -578,12 +578,12 @@ class RequestValidator:
         if not choices or not all(choices):
             raise ParameterError("choices must be non-empty strings; give at least one")
         if len(choices) > limits.max_choices:
-            raise RequestError(f"{len(choices)} choices given; at most {limits.max_choices} are accepted")
+            raise RequestError(f"choices has {len(choices)} texts; at most {limits.max_choices} are accepted")
         longest = max(map(len, choices))
         if longest > limits.max_choice_length:
-            raise RequestError(f"a choice has {longest} characters; write at most {limits.max_choice_length}")
+            raise RequestError(f"choices has one of {longest} characters; write at most {limits.max_choice_length}")
         for choice in choices:
-            _check_text("a choice", choice)
+            _check_text("choices", choice)
 
     def _deadline(self, origin: Origin, now: float) -> float:
         longest = self._limits.request_timeout

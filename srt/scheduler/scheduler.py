@@ -531,7 +531,7 @@ class Scheduler:
         for message_id, request in expired:
             self._counters.expired += 1
             seconds, tokens = request.schedule.timeout, request.generated
-            error = DeadlineError(f"the deadline of {seconds:g} s passed after {tokens} tokens")
+            error = DeadlineError(f"the deadline of {round(seconds, 2):g} s passed after {tokens} tokens")
             self._table.end(message_id, failure(message_id, error))
 
     # ----------------------------------------------------------------------------------- plan, launch, complete

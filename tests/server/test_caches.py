@@ -203,7 +203,8 @@ def test_a_cache_by_name_from_its_creation_to_its_end() -> None:
         assert made.status == 201, made.content
         tokens = made.json["tokens"]
         assert made.json["usage"]["prompt_tokens_details"]["cache_write_tokens"] == tokens
-        assert (await client.post("/v1/caches", body)).status == 400  # the name is taken
+        taken = await client.post("/v1/caches", body)
+        assert (taken.status, taken.json["error"]["param"]) == (400, "name")
         clock.advance(100)
         (listed,) = (await client.get("/v1/caches")).json["data"]
         assert (listed["name"], listed["ttl"], listed["seconds_left"], listed["age"]) == ("manual", 600, 500, 100)

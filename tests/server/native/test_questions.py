@@ -85,6 +85,8 @@ def test_ids_have_a_text(body: dict[str, Any], text: Any) -> None:
     [
         ("/score", {"text": "a", "choices": []}, "choices"),
         ("/score", {"text": "a", "choices": [""]}, "choices[0]"),
+        ("/score", {"text": "a", "choices": ["b"] * 1_025}, "choices"),
+        ("/score", {"text": "a", "choices": ["b" * 16_385]}, "choices"),
         ("/score", {"text": "a"}, "choices"),
         ("/score", {"choices": ["a"]}, "text"),
         ("/score", {"text": "a", "choices": ["b"], "probability": "perhaps"}, "probability"),
@@ -97,7 +99,7 @@ def test_ids_have_a_text(body: dict[str, Any], text: Any) -> None:
         ("/detokenize", {"tokens": [1, [1]]}, "tokens"),
         ("/detokenize", {"tokens": "1"}, "tokens"),
     ],
-    ids=str,
+    ids=lambda part: str(part)[:80],
 )
 def test_a_wrong_question_is_refused_by_its_field(path: str, body: dict[str, Any], param: str) -> None:
     async def scenario(client: AsgiClient) -> None:

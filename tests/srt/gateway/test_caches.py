@@ -457,7 +457,7 @@ def test_a_cache_that_cannot_be_kept_is_an_error() -> None:
     prompt = (Text(CODE), END)
     assert machine.refused(CreateCache("c", "n", (Text("short"),))).startswith("RequestError: a cache keeps at least")
     machine.caches(CreateCache("c", "one", prompt, record=b"four"))
-    assert machine.refused(CreateCache("c", "one", prompt)).startswith("ParameterError: cache 'one' exists")
+    assert machine.refused(CreateCache("c", "one", prompt)).startswith("ParameterError: name: cache 'one' exists")
     assert "records" in machine.refused(CreateCache("c", "two", prompt, record=b"to"))
     assert "no room in the share" in machine.refused(CreateCache("c", "two", (Text("z" * 1500), END)))
     assert "longer context" in machine.refused(CreateCache("c", "two", (Text("z" * 3600), END)))
