@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...lang import checks
 from ...lang.errors import ParameterError, shown
-from .data import BATCH_VERSION, MOST_SHOWN, Line, lines_so_far, shortened_words, usage_line, written
+from .data import BATCH_BEGINNING, BATCH_VERSION, MOST_SHOWN, Line, lines_so_far, shortened_words, usage_line, written
 
 if TYPE_CHECKING:
     from ..run import Run
@@ -55,7 +55,7 @@ class BatchFile:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
             raise ParameterError(f"view={shown(path)} cannot be written: {error.strerror}") from None
-        if os.fstat(self._file).st_size and not os.read(self._file, 16).startswith(b'{"umbel_batch":'):
+        if os.fstat(self._file).st_size and not os.read(self._file, 16).startswith(BATCH_BEGINNING.encode()):
             os.close(self._file)
             raise ParameterError(f"view={shown(path)} is a file of something else; write the path of a new one")
         os.ftruncate(self._file, 0)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 BATCH_VERSION = 1  # of the view of a batch: `batch_file.py`
+BATCH_BEGINNING = '{"umbel_batch":'  # of its first line
 
 # Origin of a text → what it means; the legend of the page.
 ORIGINS = {

@@ -16,7 +16,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from ...lang import checks
 from ...lang.errors import ParameterError, shown
+from .data import BATCH_BEGINNING
 from .page import RunRecord
 
 MOST_SENT = 4 * 2**20  # bytes of an answer
@@ -32,7 +34,7 @@ class LiveServer(ThreadingHTTPServer):
         port: 0 takes any that is free.
 
     Raises:
-        ParameterError: a port that is taken.
+        ParameterError: a port that is none, or is taken.
     """
 
     daemon_threads = True
@@ -40,6 +42,7 @@ class LiveServer(ThreadingHTTPServer):
     def __init__(self, path: str | os.PathLike[str], port: int = 0) -> None:
         self.path = Path(path)
         self.token = secrets.token_urlsafe(16)
+        checks.integer("--port", port, 0, 65535)
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
@@ -99,9 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def follow(path: str, port: int, *, opens: bool) -> int:
     """Serves the page of a file until Ctrl-C. `opens`: in a browser."""
-    folder = Path(path).resolve().parent
-    if not folder.is_dir():
-        raise ParameterError(f"{shown(path)}: there is no folder {folder}; write the path that view= has")
+    _check(path)
     with LiveServer(path, port) as server:
         print(f"{server.url} follows {path}; Ctrl-C ends it", flush=True)
         if opens:
@@ -109,3 +110,25 @@ def follow(path: str, port: int, *, opens: bool) -> int:
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
     return 0
+
+
+def _check(path: str) -> None:
+    """Raises ParameterError for a path that no batch can have as its view. The file need not be there yet."""
+    file = Path(checks.path("path", path))
+    folder = file.resolve().parent
+    if not folder.is_dir():
+        raise ParameterError(f"{shown(path)}: there is no folder {folder}; write the path that view= has")
+    if file.exists() and not file.is_file():
+        raise ParameterError(f"{shown(path)} is a folder or a device; write the path that view= has")
+    try:
+        with open(file, "rb") as opened:
+            beginning = opened.read(len(BATCH_BEGINNING))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ParameterError(f"{shown(path)} cannot be read: {error.strerror}") from None
+    if beginning and beginning != BATCH_BEGINNING.encode():
+        raise ParameterError(
+            f"{shown(path)} is not the view of a batch; write the path that run_batch(..., view=FILE) has. "
+            "A saved run is opened without --live"
+        )

@@ -9,6 +9,7 @@ page puts it on screen as text, never as HTML.
 """
 
 import argparse
+import contextlib
 import html
 import json
 import os
@@ -19,9 +20,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from ...lang import checks
 from ...lang.errors import ParameterError, shown
 from ..notebooks.display import displayed
-from .data import BATCH_VERSION, ORIGINS, VERSION, Line, written
+from .data import BATCH_BEGINNING, BATCH_VERSION, ORIGINS, VERSION, Line, written
 
 _DATA = "<!-- the data of the run -->"
 MOST_BYTES = 1 << 30  # of a saved run
@@ -55,7 +57,7 @@ class RunRecord:
         Raises:
             ParameterError: no such file, or one of something else.
         """
-        file = _path("path", path)
+        file = Path(checks.path("path", path))
         try:
             if file.stat().st_size > MOST_BYTES:
                 raise ParameterError(f"{shown(str(file))} is larger than {MOST_BYTES} bytes; no record of a run is")
@@ -67,7 +69,7 @@ class RunRecord:
             ) from None
         except (OSError, UnicodeDecodeError) as error:
             raise ParameterError(f"{shown(str(file))} cannot be read as the record of a run: {error}") from None
-        if text.startswith('{"umbel_batch":'):
+        if text.startswith(BATCH_BEGINNING):
             text = text[: text.rfind("\n") + 1]  # the last line may be half written
         try:
             lines = [json.loads(line) for line in text.splitlines() if line]
@@ -91,7 +93,13 @@ class RunRecord:
         return _write(path, self._text)
 
     def page(self, against: "RunRecord | None" = None) -> str:
-        """Returns the page as HTML. `against`: another run, whose prompts and texts are compared with this one's."""
+        """Returns the page as HTML. `against`: another run, whose prompts and texts are compared with this one's.
+
+        Raises:
+            ParameterError: `against` is the view of a batch.
+        """
+        if against is not None and against._text.startswith(BATCH_BEGINNING):
+            raise ParameterError("against= is the view of a batch; write the record of one run: state.save(path)")
         template = (files(__package__) / "page.html").read_text(encoding="utf-8")
         head, tail = template.split(_DATA)
         other = "" if against is None else _embedded("other", against._text)
@@ -132,18 +140,12 @@ def _framed(page: str) -> str:
 
 def _write(path: object, text: str) -> str:
     """Writes a file. Returns its path; raises ParameterError where it cannot be written."""
-    file = _path("path", path)
+    file = Path(checks.path("path", path))
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ParameterError(f"{shown(str(file))} cannot be written: {error.strerror}; write another path") from None
     return str(file)
-
-
-def _path(name: str, path: object) -> Path:
-    if not isinstance(path, str | os.PathLike):
-        raise ParameterError(f"{name}={shown(path)}; write the path of a file")
-    return Path(os.fspath(path))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -153,7 +155,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--against", metavar="RUN", help="compare it with another run, text by text")
     made.add_argument("--output", metavar="FILE", help="write the page there instead of opening it")
     made.add_argument("--live", action="store_true", help="follow the file of a batch, run_batch(..., view=FILE)")
-    made.add_argument("--port", type=int, default=0, help="of the live page; default: any that is free")
+    made.add_argument("--port", type=int, help="of the live page; default: any that is free")
     made.add_argument("--no-open", action="store_true", help="print the address of the live page, open no browser")
     return made
 
@@ -166,7 +168,21 @@ def main(arguments: Sequence[str]) -> int:
             raise ParameterError("--live serves a page; leave --against and --output out")
         from .live import follow  # which imports this module
 
-        return follow(options.run, options.port, opens=not options.no_open)
+        return follow(options.run, options.port or 0, opens=not options.no_open)
+    if options.no_open or options.port is not None:
+        raise ParameterError("--port and --no-open are for --live; write --output FILE to open no browser")
+    if options.output is not None:
+        _check_output(options.output, options.run, options.against)
     against = None if options.against is None else RunRecord.load(options.against)
     print(RunRecord.load(options.run).show(options.output, against=against))
     return 0
+
+
+def _check_output(output: str, *read: str | None) -> None:
+    """Raises ParameterError for an output that is one of the files that are read: the page would replace it."""
+    for path in read:
+        same = False
+        with contextlib.suppress(OSError, ValueError):  # no such file: what reads or writes it says so
+            same = path is not None and os.path.samefile(output, path)
+        if same:
+            raise ParameterError(f"--output {output} is the file that is read; write the path of a page: run.html")

@@ -84,6 +84,14 @@ def test_a_half_written_line_does_not_keep_the_page_from_opening(tmp_path: Path)
     assert main(["view", str(path), "--output", str(tmp_path / "page.html")]) == 0
 
 
+def test_a_run_is_not_compared_with_a_batch(tmp_path: Path) -> None:
+    path = tmp_path / "batch.jsonl"
+    batch(path, ["a"])
+    state = check.run(text="a", backend=ul.Echo())
+    with pytest.raises(ul.ParameterError, match="against= is the view of a batch"):
+        state.show(tmp_path / "page.html", against=RunRecord.load(path))
+
+
 # -------------------------------------------------------------------------------- the server
 
 
@@ -129,6 +137,14 @@ def test_the_command_refuses_what_live_does_not_do(tmp_path: Path, capsys: pytes
     assert "--live serves a page" in capsys.readouterr().err
     assert main(["view", "--live", str(tmp_path / "none" / "a.jsonl")]) == 1
     assert "there is no folder" in capsys.readouterr().err
+    assert main(["view", "--live", str(tmp_path)]) == 1
+    assert "is a folder or a device" in capsys.readouterr().err
+    saved = check.run(text="a", backend=ul.Echo()).save(tmp_path / "run.jsonl")
+    assert main(["view", "--live", saved]) == 1
+    assert "is not the view of a batch" in capsys.readouterr().err
+    for port in ("99999", "-1"):
+        assert main(["view", "--live", str(tmp_path / "a.jsonl"), "--port", port]) == 1
+        assert f"--port={port} is out of range; write from 0 to 65535" in capsys.readouterr().err
 
 
 # -------------------------------------------------------------------------------- in a browser

@@ -148,6 +148,32 @@ def test_the_command_shows_a_saved_run(tmp_path: Path, capsys: pytest.CaptureFix
     assert "there is no such file; write the path of one that state.save(FILE)" in capsys.readouterr().err
 
 
+def test_the_page_does_not_replace_a_run_that_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = nasty.run(text="a", backend=ul.Echo()).save(tmp_path / "one.jsonl")
+    two = nasty.run(text="b", backend=ul.Echo()).save(tmp_path / "two.jsonl")
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(one)
+    before = [Path(one).read_bytes(), Path(two).read_bytes()]
+    for output in (one, two, str(link), str(tmp_path / "." / "one.jsonl")):
+        assert main(["view", one, "--against", two, "--output", output]) == 1
+        assert "is the file that is read; write the path of a page" in capsys.readouterr().err
+    assert [Path(one).read_bytes(), Path(two).read_bytes()] == before
+
+
+def test_options_of_the_live_page_are_refused_without_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for options in (["--no-open"], ["--port", "0"]):
+        assert main(["view", "run.jsonl", *options]) == 1
+        assert "--port and --no-open are for --live" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["", "a\0b.html", "a\ud800.html", 5])
+def test_a_path_that_is_none_is_refused(path: str) -> None:
+    state = nasty.run(text="a", backend=ul.Echo())
+    for write in (state.save, state.show, RunRecord.load):
+        with pytest.raises(ul.ParameterError, match=r"path=.*; write a path"):
+            write(path)
+
+
 def test_importing_umbel_does_not_load_the_page() -> None:
     code = (
         "import sys, umbel; umbel.function; print([m for m in sys.modules if m.endswith(('view.page', 'view.data'))])"
