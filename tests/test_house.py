@@ -149,7 +149,6 @@ SMALL_FILES = {
     "fsm/schema/satisfiability.py": "a test of its own for emptiness, which the normalizer and it call in turn",
     "fsm/tokens/jump.py": "the rule of jump-forward, next to the matching that asks for it",
     "interpreter/terminal/lines.py": "what is typed and its history; the chat knows neither terminal nor file",
-    "interpreter/view/live.py": "a server of HTTP, which pages that are written to a file do not load",
     "interpreter/traces/journal.py": "one kind of file; the lines of saved runs say other things",
     "interpreter/traces/saved_run.py": "one kind of file; the lines of journals say other things",
     "server/history.py": "a cache with its own bounds, tested by itself; a front has one",

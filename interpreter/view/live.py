@@ -3,11 +3,15 @@
     browser ── GET /TOKEN/ ──────────► the page, with live.js
             ── GET /TOKEN/N ─────────► the lines of the file from byte N on, as far as they are complete
 
+An answer with lines names the batch in its header `View`, a digest of the first line: a batch may begin the file anew,
+and the page then reads from byte 0 on.
+
 The address has a random token, and the host has to be the one that it names: neither another user of the machine nor a
 page of another site reads prompts here.
 """
 
 import contextlib
+import hashlib
 import os
 import secrets
 import webbrowser
@@ -55,17 +59,22 @@ class LiveServer(ThreadingHTTPServer):
         page = RunRecord("").page().replace(_POLICY, f"{_POLICY}; connect-src 'self'", 1)
         return page.replace("</body>", f"<script>\n{script}</script>\n</body>")
 
-    def lines(self, start: int) -> bytes:
-        """Returns the complete lines from this byte on; of a line that is longer than MOST_SENT all."""
+    def lines(self, start: int) -> tuple[bytes, str]:
+        """Returns the complete lines from this byte on (of a line that is longer than MOST_SENT all) and the digest of
+        the file's first line; "" for no digest where the file is not there or has become shorter."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(start)
                 data = file.read(MOST_SENT)
                 if data and b"\n" not in data:
                     data += file.readline()
+                if start > file.seek(0, os.SEEK_END):
+                    return b"", ""
+                file.seek(0)
+                first = file.readline()  # after the lines: if a batch begins in between, the digest is not theirs
         except FileNotFoundError:
-            return b""
-        return data[: data.rfind(b"\n") + 1]
+            return b"", ""
+        return data[: data.rfind(b"\n") + 1], hashlib.sha256(first).hexdigest()[:32]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -81,15 +90,18 @@ class _Handler(BaseHTTPRequestHandler):
         elif not rest:
             self._answer(200, self.server.page().encode(), "text/html; charset=utf-8")
         elif rest.isascii() and rest.isdigit() and len(rest) < 18:
-            self._answer(200, self.server.lines(int(rest)), "application/jsonl")
+            data, view = self.server.lines(int(rest))
+            self._answer(200, data, "application/jsonl", view)
         else:
             self._answer(404, b"not found\n", "text/plain")
 
-    def _answer(self, status: int, body: bytes, kind: str) -> None:
+    def _answer(self, status: int, body: bytes, kind: str, view: str = "") -> None:
         with contextlib.suppress(ConnectionError):  # the page was closed
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
+            if view:
+                self.send_header("View", view)
             self.send_header("Cache-Control", "no-store")
             self.send_header("Referrer-Policy", "no-referrer")
             self.send_header("X-Content-Type-Options", "nosniff")

@@ -124,6 +124,16 @@ def test_lines_are_served_from_a_byte_on_as_far_as_they_are_complete(served: Liv
     assert b"connect-src 'self'" in page
 
 
+def test_lines_name_the_batch_that_they_are_of(served: LiveServer) -> None:
+    batch(served.path, ["a"])
+    size = served.path.stat().st_size
+    _, view = served.lines(0)
+    assert served.lines(size) == (b"", view)
+    assert served.lines(size + 1) == (b"", "")  # the file has become shorter
+    batch(served.path, ["b", "c"])
+    assert served.lines(size)[1] not in (view, "")
+
+
 def test_neither_another_token_nor_another_host_is_answered(served: LiveServer) -> None:
     served.path.write_bytes(b'{"secret": 1}\n')
     assert get(served, "/0")[0] == 404
@@ -180,6 +190,41 @@ def test_programs_are_listed_filtered_and_opened(tmp_path: Path) -> None:
     assert (found["closed"], "is running" in found["note"]) == (True, True)
 
 
+def followed(server: LiveServer, folder: Path) -> tuple[str, str]:
+    """Opens the live page for 20 seconds of virtual time. Returns its headline and its document."""
+    command = [FOUND, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom"]
+    command += [f"--user-data-dir={folder / 'profile'}", "--enable-logging=stderr", server.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+    facts = re.search(r'<span id="facts"[^>]*>(.*?)</span>', done.stdout)
+    assert facts is not None, done.stderr[-2000:]
+    return facts[1], done.stdout
+
+
+@needs_chromium
+@pytest.mark.processes
+@pytest.mark.parametrize("texts", [["bad"], [f"second {number}" for number in range(9)]], ids=["shorter", "longer"])
+def test_the_page_begins_anew_with_the_file(
+    served: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str]
+) -> None:
+    batch(served.path, ["one", "two", "three"])
+    lines = served.lines
+    begun: list[int] = []
+
+    def lines_of_another_batch_at_the_end(start: int) -> tuple[bytes, str]:
+        data, view = lines(start)
+        if start and not data and not begun:
+            begun.append(start)
+            batch(served.path, texts)
+        return data, view
+
+    monkeypatch.setattr(served, "lines", lines_of_another_batch_at_the_end)
+    facts, document = followed(served, tmp_path)
+    assert f"{len(texts)} of {len(texts)} program" in facts
+    assert len(re.findall(r'data-row="\d', document)) == len(texts)
+    assert ("1 failed" in facts) == (texts == ["bad"])
+
+
 @needs_chromium
 @pytest.mark.processes
 def test_the_page_follows_a_file_that_grows(
@@ -187,15 +232,10 @@ def test_the_page_follows_a_file_that_grows(
 ) -> None:
     batch(served.path, ["one", "bad", "three"])
     monkeypatch.setattr(live, "MOST_SENT", 100)  # so the page asks often, and gets a line or two at a time
-    command = [FOUND, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom"]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", served.url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
-    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
-    facts = re.search(r'<span id="facts"[^>]*>(.*?)</span>', done.stdout)
-    assert facts is not None, done.stderr[-2000:]
-    assert "3 of 3 programs · 1 failed" in facts[1]
-    assert "running" not in facts[1]
-    assert len(re.findall(r'data-row="\d', done.stdout)) == 3
+    facts, document = followed(served, tmp_path)
+    assert "3 of 3 programs · 1 failed" in facts
+    assert "running" not in facts
+    assert len(re.findall(r'data-row="\d', document)) == 3
 
 
 @needs_chromium
