@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from ...lang import checks
 from ...lang.errors import ParameterError, shown
-from .data import BATCH_BEGINNING, BATCH_VERSION, MOST_SHOWN, Line, lines_so_far, shortened_words, usage_line, written
+from .data import BATCH_BEGINNING, BATCH_VERSION, Line, lines_so_far, shortened_words, usage_line, written
 
 if TYPE_CHECKING:
     from ..run import Run
 
 MOST_BYTES = 256 * 2**20  # of records
+MOST_ERROR = 4000  # characters of an error; the record of its row has all of it
 
 
 class BatchFile:
@@ -74,7 +75,7 @@ class BatchFile:
         line: Line = {"row": row, "to": self._seconds(), **usage_line(run.ledger.cost.usage)}
         line["values"] = {name: shortened_words(value) for name, value in values.items()}
         if error is not None:
-            line["error"] = shortened_words(f"{type(error).__name__}: {error}", MOST_SHOWN)
+            line["error"] = shortened_words(f"{type(error).__name__}: {error}", MOST_ERROR)
         self._write(line)
 
     def close(self, resumed: int) -> None:

@@ -183,11 +183,50 @@ def test_programs_are_listed_filtered_and_opened(tmp_path: Path) -> None:
     found = run_in_page(RunRecord.load(path).page(), script, tmp_path)
     assert "3 of 3 programs · 1 failed" in found["facts"]
     assert found["first"] == 1
-    assert found["states"] == ["all 3", "running 0", "failed 1", "done 2"]
+    assert found["states"] == ["all 3", "no end 0", "failed 1", "done 2"]
     assert found["done"] == ["0", "2"]
     assert found["found"] == "1 program found"
     assert (found["text"], found["hidden"], found["rows"]) == ("Text: threeText: three", False, 1)
-    assert (found["closed"], "is running" in found["note"]) == (True, True)
+    assert (found["closed"], found["note"]) == (True, "Row 7 had not ended when this file was read.")
+
+
+@needs_chromium
+@pytest.mark.processes
+def test_a_failed_row_opens_with_its_error(tmp_path: Path) -> None:
+    @ul.function
+    def fail(s: ul.State, text: str) -> None:
+        s += text + ul.gen("answer", max_tokens=4)
+        raise ValueError(f"{text}\n" + 1000 * "x" + " the end")
+
+    path = tmp_path / "batch.jsonl"
+    fail.run_batch([("a",)], backend=ul.Echo(), view=path, on_error="return")
+    script = """
+        const shown = () => [$("row-trouble").textContent, getComputedStyle($("row-trouble")).userSelect];
+        const found = {kept: shown()};
+        Object.assign(batch.rows[0], {record: undefined}); openRow(batch.rows[0]); found.bare = shown();
+        batch.rows[0].record = '{"of":0,"run":[{"umbel_run":1},{"end":1,"left_out":3,"logprobs_left_out":1}]}';
+        batch.rows[0].error = undefined; openRow(batch.rows[0]); found.left = shown()[0];
+        return found;"""
+    found = run_in_page(RunRecord.load(path).page(), script, tmp_path)
+    error = f"ValueError: a\n{1000 * 'x'} the end"
+    assert found["kept"] == found["bare"] == [error, "auto"]
+    assert "3 operations left out" in found["left"]
+    assert "log-probabilities of 1 token left out" in found["left"]
+
+
+@needs_chromium
+@pytest.mark.processes
+def test_a_batch_that_was_killed_does_not_run(tmp_path: Path) -> None:
+    path = tmp_path / "batch.jsonl"
+    batch(path, ["one", "two"])
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if '"ended":' not in line))
+    with path.open("a") as file:
+        file.write('{"row":7,"from":0.1,"input":"a"}\n')
+    script = 'return {facts: $("facts").textContent, page: $("batch").innerText};'
+    found = run_in_page(RunRecord.load(path).page(), script, tmp_path)
+    assert "not ended when this file was read" in found["facts"]
+    assert "running" not in found["facts"] + found["page"]
+    assert "no end 1" in found["page"]
 
 
 def followed(server: LiveServer, folder: Path) -> tuple[str, str]:
