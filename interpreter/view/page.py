@@ -81,6 +81,9 @@ class RunRecord:
             (None, BATCH_VERSION),
         ):
             raise ParameterError(f"{shown(str(file))} holds no record of a run; write one with state.save(path)")
+        damage = _damage(lines)
+        if damage:
+            raise ParameterError(f"{shown(str(file))}, {damage}; the file is torn or was edited: save it again")
         return cls(written(lines))
 
     @property
@@ -126,6 +129,27 @@ class RunRecord:
 
     def __repr__(self) -> str:
         return f"<RunRecord of {self._text.count(chr(10))} lines; .show() opens it>"
+
+
+def _damage(lines: Sequence[Line]) -> str:
+    """Says which line of a run, or of a run in a batch, the page cannot place; "" for none."""
+    begun: set[object] = set()
+    for number, line in enumerate(lines, 1):
+        if "of" in line:
+            inner = line.get("run")
+            if not isinstance(inner, list) or not all(isinstance(each, dict) for each in inner):
+                return f"line {number}: has no run"
+            damage = _damage(inner)
+            if damage:
+                return f"line {number}: {damage}"
+        elif "op" in line:
+            if str(line.get("stream")) not in begun:
+                return f"line {number}: operation {shown(line['op'])} is of a stream that was not begun"
+            if not all(isinstance(line.get(name), int | float) for name in ("op", "from", "to")):
+                return f"line {number}: operation {shown(line['op'])} has no times"
+        elif "stream" in line:
+            begun.add(str(line["stream"]))
+    return ""
 
 
 def _embedded(name: str, text: str) -> str:

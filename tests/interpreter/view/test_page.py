@@ -174,6 +174,25 @@ def test_a_path_that_is_none_is_refused(path: str) -> None:
             write(path)
 
 
+TORN = '{"op":3,"stream":9,"kind":"gen","from":0,"to":1}'
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (['{"umbel_run":1}', TORN], "line 2: operation 3 is of a stream that was not begun"),
+        (['{"umbel_run":1}', '{"stream":9,"parent":null,"after":null}', TORN[:31] + "}"], "line 3: .* has no times"),
+        (['{"umbel_batch":1}', '{"of":7,"run":[' + TORN + "]}"], "line 2: line 1: operation 3"),
+        (['{"umbel_batch":1}', '{"of":7,"run":[3]}'], "line 2: has no run"),
+    ],
+)
+def test_a_torn_file_is_refused_with_its_line(tmp_path: Path, lines: list[str], told: str) -> None:
+    path = tmp_path / "torn.jsonl"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    with pytest.raises(ul.ParameterError, match=told):
+        RunRecord.load(path)
+
+
 def test_importing_umbel_does_not_load_the_page() -> None:
     code = (
         "import sys, umbel; umbel.function; print([m for m in sys.modules if m.endswith(('view.page', 'view.data'))])"
@@ -261,3 +280,20 @@ def test_text_of_models_is_shown_as_text(tmp_path: Path) -> None:
     assert found["text"].startswith(NASTY + NASTY)
     assert found["images"] == 0
     assert found["scripts"] == plain["scripts"]
+
+
+@needs_chromium
+@pytest.mark.processes
+def test_a_torn_file_is_not_compared(tmp_path: Path) -> None:
+    script = """
+        const read = (text) => $("file").onchange({target: {files: [new File([text], "run.jsonl")]}});
+        const found = [];
+        for (const text of ['{"umbel_run":1}\\n' + %s, '{"a":1}', $("run").textContent]) {
+          await read(text); found.push($("compared").textContent);
+        }
+        return found;"""
+    page = nasty.run(text="a", backend=ul.Echo(["b"])).record().page()
+    torn, other, same = run_in_page(page, script % json.dumps(TORN), tmp_path)
+    assert torn == "that file is torn: operation 3 is of a stream that was not begun"
+    assert other == "that file holds no record of a run"
+    assert same.startswith("2 calls, 0 of them differ")
