@@ -23,7 +23,10 @@ COLOURS = {
 _OF_MODELS = ("generated", "guessed", "forced", "chosen", "shipped")
 _MOST_TEXT = 4000  # characters of one value
 _MOST_PROGRAM_TEXT = 240  # characters of one text of the program between others
-_SIGNS = {code: f"\\u{code:04x}" for code in (0, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+# NUL, and signs that turn the direction of a text; the page of a run has the latter.
+_SIGNS = {
+    code: f"\\u{code:04x}" for code in (0, 0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
 
 
 def escaped(text: str) -> str:

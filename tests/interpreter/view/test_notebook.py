@@ -127,6 +127,7 @@ def test_a_compiled_program_shows_its_graph() -> None:
         ("<!-- & \"'", "&lt;!-- &amp; &quot;&#x27;"),
         ("\ud800", "\\ud800"),
         ("a\u202eb\x00", "a\\u202eb\\u0000"),
+        ("\u061c\u200e\u200f\u2066", "\\u061c\\u200e\\u200f\\u2066"),
     ],
 )
 def test_text_is_escaped(text: str, escaped: str) -> None:

@@ -297,3 +297,30 @@ def test_a_torn_file_is_not_compared(tmp_path: Path) -> None:
     assert torn == "that file is torn: operation 3 is of a stream that was not begun"
     assert other == "that file holds no record of a run"
     assert same.startswith("2 calls, 0 of them differ")
+
+
+@needs_chromium
+@pytest.mark.processes
+def test_signs_that_turn_the_direction_of_text_are_spelled_out(tmp_path: Path) -> None:
+    signs = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+    @ul.function
+    def fail(s: ul.State, text: str) -> None:
+        s += text + ul.gen("a", max_tokens=99, stop=signs)
+        s["a"]
+        raise ValueError(text)
+
+    def record(text: str) -> RunRecord:
+        return fail.run_batch([(text,)], backend=ul.Echo([text]), on_error="return")[0].state.record()
+
+    script = """
+        $("search").value = "b"; search();
+        const found = {page: document.body.innerText + [...document.querySelectorAll("[title]")].map((each) => each.title)};
+        found.parts = ["trouble", "text", "call", "results", "sides"].map((id) => $(id).innerText);
+        found.isolated = getComputedStyle($("text").firstChild).unicodeBidi;
+        return found;"""
+    found = run_in_page(record(f"{signs}b").page(against=record(f"{signs}c")), script, tmp_path)
+    assert [sign for sign in signs if sign in found["page"]] == []
+    spelled = "".join(f"\\u{ord(sign):04x}" for sign in signs)
+    assert [part for part in found["parts"] if spelled not in part] == []
+    assert found["isolated"] == "isolate"
