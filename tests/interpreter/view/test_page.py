@@ -315,7 +315,8 @@ def test_signs_that_turn_the_direction_of_text_are_spelled_out(tmp_path: Path) -
 
     script = """
         $("search").value = "b"; search();
-        const found = {page: document.body.innerText + [...document.querySelectorAll("[title]")].map((each) => each.title)};
+        const titles = [...document.querySelectorAll("[title]")].map((each) => each.title);
+        const found = {page: document.body.innerText + titles};
         found.parts = ["trouble", "text", "call", "results", "sides"].map((id) => $(id).innerText);
         found.isolated = getComputedStyle($("text").firstChild).unicodeBidi;
         return found;"""
@@ -324,3 +325,13 @@ def test_signs_that_turn_the_direction_of_text_are_spelled_out(tmp_path: Path) -
     spelled = "".join(f"\\u{ord(sign):04x}" for sign in signs)
     assert [part for part in found["parts"] if spelled not in part] == []
     assert found["isolated"] == "isolate"
+
+
+@needs_chromium
+@pytest.mark.processes
+@pytest.mark.parametrize("text", ["İİ a WORD b", "ẞΣ a WORD b", "😀İ a wOrd b"])
+def test_a_match_is_marked_where_it_stands(tmp_path: Path, text: str) -> None:
+    script = """
+        $("search").value = "word"; search();
+        return $("results").querySelector("mark").textContent.toLowerCase();"""
+    assert run_in_page(nasty.run(text=text, backend=ul.Echo()).record().page(), script, tmp_path) == "word"
