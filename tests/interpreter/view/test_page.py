@@ -335,3 +335,23 @@ def test_a_match_is_marked_where_it_stands(tmp_path: Path, text: str) -> None:
         $("search").value = "word"; search();
         return $("results").querySelector("mark").textContent.toLowerCase();"""
     assert run_in_page(nasty.run(text=text, backend=ul.Echo()).record().page(), script, tmp_path) == "word"
+
+
+@needs_chromium
+@pytest.mark.processes
+def test_the_header_has_the_arguments_folded(tmp_path: Path) -> None:
+    script = 'return [$("arguments").textContent, $("arguments").open, $("arguments").hidden];'
+    page = think.run(question="Why?", depth=1, backend=ul.Echo()).record().page()
+    assert run_in_page(page, script, tmp_path) == ["2 argumentsquestion'Why?'depth1", False, False]
+    assert run_in_page(RunRecord.of([{"umbel_run": 1}]).page(), script, tmp_path)[2] is True
+
+
+@needs_chromium
+@pytest.mark.processes
+def test_the_comparison_is_a_button_that_opens_a_file(tmp_path: Path) -> None:
+    script = """
+        let opened = 0;
+        $("file").click = () => opened++;
+        [...document.querySelectorAll("button")].find((each) => each.textContent.startsWith("Compare with")).click();
+        return [opened, document.querySelectorAll("label[tabindex]").length];"""
+    assert run_in_page(nasty.run(text="a", backend=ul.Echo()).record().page(), script, tmp_path) == [1, 0]
