@@ -327,6 +327,61 @@ def test_signs_that_turn_the_direction_of_text_are_spelled_out(tmp_path: Path) -
     assert found["isolated"] == "isolate"
 
 
+@ul.function
+def nested(s: ul.State, review: str, depth: int = 4) -> None:
+    s += review + ul.gen("a", max_tokens=4)
+    if depth:
+        for branch in s.fork(2):
+            nested(branch, review, depth - 1)
+
+
+@needs_chromium
+@pytest.mark.processes
+def test_branches_of_nested_forks_have_names_of_their_own(tmp_path: Path) -> None:
+    script = """
+        const streams = [...run.streams.values()];
+        const deep = streams.find((one) => one.depth === 4);
+        return {names: streams.map((one) => nameOf(one)), lanes: [400, 90, 1].map((room) => laneNameOf(deep, room))};"""
+    found = run_in_page(nested.run(review="Good.", backend=ul.Echo()).record().page(), script, tmp_path)
+    assert len(found["names"]) == len(set(found["names"])) == 31
+    assert {"branch 0.1: a", "branch 0.0/0.1/0.0: a"} <= set(found["names"])
+    assert found["lanes"] == ["branch 0.0/0.0/0.0/0.0: a", "…/0.0/0.0: a", "…/0.0: a"]
+
+
+@needs_chromium
+@pytest.mark.processes
+def test_the_axis_has_each_label_once_and_none_where_nothing_lasted(tmp_path: Path) -> None:
+    script = """
+        const found = {};
+        let words = [];
+        pen.fillText = (text, x) => { if (x > margin) words.push(text); };
+        const axis = () => { words = []; drawAxis(lanes.clientWidth); return [...words]; };
+        for (const last of [1e-6, 0.0042, 0.97, 1.83, 250]) {
+          run.last = last;
+          for (const zoomed of [1, 37, 1500]) {
+            setZoom(zoomed); scroller.scrollLeft = 1e6;
+            found[`${last} × ${zoomed}`] = axis();
+          }
+        }
+        run.last = 0; found.nothing = axis();
+        return found;"""
+    found = run_in_page(nasty.run(text="a", backend=ul.Echo()).record().page(), script, tmp_path)
+    assert found.pop("nothing") == []
+    assert {name: words for name, words in found.items() if len(words) < 2 or len(words) != len(set(words))} == {}
+    assert found["1.83 × 1"][:3] == ["0", "200 ms", "400 ms"]
+    assert found["1.83 × 37"][-1].startswith("1.8")
+
+
+@needs_chromium
+@pytest.mark.processes
+def test_the_names_become_narrow_with_the_window(tmp_path: Path) -> None:
+    script = """
+        const wide = margin;
+        Object.defineProperty(window, "innerWidth", {value: 400}); resize();
+        return [wide, margin];"""
+    assert run_in_page(nasty.run(text="a", backend=ul.Echo()).record().page(), script, tmp_path) == [220, 130]
+
+
 @needs_chromium
 @pytest.mark.processes
 @pytest.mark.parametrize("text", ["İİ a WORD b", "ẞΣ a WORD b", "😀İ a wOrd b"])
