@@ -1,13 +1,15 @@
 """Compares simulations of one workload by policy and pool size: a table, curves as an SVG, and a page of both."""
 
 import html
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from .measurements import SimulationResult
+from .measurements import SimulationResult, Spread
 from .report import GAP, LEFT, PANEL, RIGHT, WIDTH, round_ticks, svg_text
 
 _PALE, _GRID, _OPTIMUM = "#52606d", "#d9e2ec", "#b5179e"
+_LABEL = 60.0  # from one label of a pool to the next, at least
 _COLOURS = ("#1d4e89", "#e07a1f", "#2a9d8f", "#d1495b")
 
 
@@ -19,24 +21,46 @@ class Compared(NamedTuple):
     result: SimulationResult
 
 
+class _Point(NamedTuple):
+    policy: str
+    pool: int
+    value: float
+
+
 def lines_of_compared(found: Sequence[Compared]) -> list[str]:
     """Returns a table for a terminal, and the optimum of an unlimited cache."""
     rows = [f"{'policy':8}{'pool':>12}{'hit rate':>10}{'mean wait':>12}{'first token':>13}{'calls a second':>16}"]
     for policy, pool, result in found:
         rows.append(
-            f"{policy:8}{pool:12,}{result.hit_rate:10.1%}{result.waiting.mean:10.3f} s"
-            f"{result.first_token.mean:11.3f} s{result.calls_per_second:16,.2f}"
+            f"{policy:8}{pool:12,}{result.hit_rate:10.1%}{_mean(result.waiting):>12}{_mean(result.first_token):>13}"
+            f"{result.calls_per_second:16,.2f}"
         )
     best = found[0].result.optimal_hit_rate
     return [*rows, f"optimum of one unlimited cache: {'not counted' if best is None else f'{best:.1%}'}"]
 
 
+def _mean(spread: Spread | None) -> str:
+    return "none" if spread is None else f"{spread.mean:.3f} s"
+
+
 def draw_compared(found: Sequence[Compared], title: str) -> str:
     """Draws hit rate, waiting and throughput over the pool sizes, a curve for each policy."""
-    panels: list[tuple[str, Callable[[SimulationResult], float], float | None]] = [
-        ("Hit rate, %; dashed: optimum of one unlimited cache", _hits, found[0].result.optimal_hit_rate),
-        ("Mean seconds of waiting", lambda result: result.waiting.mean, None),
-        ("Calls a second", lambda result: result.calls_per_second, None),
+    panels: list[tuple[str, Sequence[_Point], float | None]] = [
+        (
+            "Hit rate, %; dashed: optimum of one unlimited cache",
+            [_Point(policy, pool, 100 * result.hit_rate) for policy, pool, result in found],
+            found[0].result.optimal_hit_rate,
+        ),
+        (
+            "Mean seconds of waiting",
+            [_Point(policy, pool, result.waiting.mean) for policy, pool, result in found if result.waiting],
+            None,
+        ),
+        (
+            "Calls a second",
+            [_Point(policy, pool, result.calls_per_second) for policy, pool, result in found],
+            None,
+        ),
     ]
     height = 84 + len(panels) * (PANEL + GAP)
     parts = [
@@ -48,19 +72,18 @@ def draw_compared(found: Sequence[Compared], title: str) -> str:
     for number, policy in enumerate(dict.fromkeys(each.policy for each in found)):
         x, colour = LEFT + 110 * number, _COLOURS[number % len(_COLOURS)]
         parts += [f'<rect x="{x}" y="43" width="11" height="11" fill="{colour}"/>', svg_text(x + 17, 53, policy)]
-    for number, (name, value, best) in enumerate(panels):
+    for number, (name, points, best) in enumerate(panels):
         parts.append(f'<g transform="translate(0 {84 + number * (PANEL + GAP)})">')
-        parts += [svg_text(LEFT, 0, name, weight=600), *_curves(found, value, best), "</g>"]
+        parts += [svg_text(LEFT, 0, name, weight=600), *_curves(points, best), "</g>"]
     return "\n".join([*parts, "</svg>\n"])
 
 
-def _hits(result: SimulationResult) -> float:
-    return 100 * result.hit_rate
-
-
-def _curves(found: Sequence[Compared], value: Callable[[SimulationResult], float], best: float | None) -> list[str]:
-    pools = sorted({each.pool for each in found})
-    ticks = round_ticks(max([1e-3, 0 if best is None else 100 * best, *(value(each.result) for each in found)]))
+def _curves(points: Sequence[_Point], best: float | None) -> list[str]:
+    """Draws a curve for each policy."""
+    if not points:
+        return [svg_text(LEFT, 28, "of no generation", fill=_PALE)]
+    pools = sorted({point.pool for point in points})
+    ticks = round_ticks(max([1e-3, 0 if best is None else 100 * best, *(point.value for point in points)]))
     room, tall, span = WIDTH - LEFT - RIGHT - 80, PANEL - 16, max(1, pools[-1] - pools[0])
 
     def place(pool: int, height: float) -> tuple[float, float]:
@@ -71,19 +94,22 @@ def _curves(found: Sequence[Compared], value: Callable[[SimulationResult], float
         y = place(pools[0], tick)[1]
         parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="{_GRID}"/>')
         parts.append(svg_text(LEFT - 8, y + 4, f"{tick:,.4g}", fill=_PALE, size=11, anchor="end"))
-    parts += [
-        svg_text(place(pool, 0)[0], PANEL + 18, f"{pool:,}", fill=_PALE, size=11, anchor="middle") for pool in pools
-    ]
+    labelled = -math.inf
+    for pool in pools:
+        x = place(pool, 0)[0]
+        if x - labelled >= _LABEL:
+            parts.append(svg_text(x, PANEL + 18, f"{pool:,}", fill=_PALE, size=11, anchor="middle"))
+            labelled = x
     if best is not None:
         y = place(pools[0], 100 * best)[1]
         line = f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="{_OPTIMUM}"'
         parts.append(f'{line} stroke-dasharray="6 4"/>')
-    for number, policy in enumerate(dict.fromkeys(each.policy for each in found)):
+    for number, policy in enumerate(dict.fromkeys(point.policy for point in points)):
         colour = _COLOURS[number % len(_COLOURS)]
-        points = [place(each.pool, value(each.result)) for each in found if each.policy == policy]
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        places = [place(point.pool, point.value) for point in points if point.policy == policy]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>' for x, y in points]
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>' for x, y in places]
     return parts
 
 

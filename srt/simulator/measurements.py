@@ -19,9 +19,9 @@ BUSY_CALLS = 4  # calls in flight for each replica, on average, from which on lo
 class Spread(msgspec.Struct, frozen=True):
     """Seconds: the mean, the median, and what 99 of 100 are below."""
 
-    mean: float = 0.0
-    p50: float = 0.0
-    p99: float = 0.0
+    mean: float
+    p50: float
+    p99: float
 
 
 class ReplicaResult(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class SimulationResult(msgspec.Struct, frozen=True):
         computed_tokens: prompt_tokens − cached_tokens.
         optimal_cached_tokens: the most that one unlimited cache could have found (Theorem 3.1); None: not counted.
         waiting, first_token, call: from the arrival at the replica to admission, to the first token, to the end; the
-            first two of generations that made tokens.
+            first two of generations that made tokens. None: there was none.
         most_over_mean: how many times the mean load a replica had while another had no call, with `BUSY_CALLS` or more
             calls in flight for each replica, until the last call was placed; 0: no replica was without a call then.
             None: not counted.
@@ -65,9 +65,9 @@ class SimulationResult(msgspec.Struct, frozen=True):
     computed_tokens: int
     answer_tokens: int
     optimal_cached_tokens: int | None
-    waiting: Spread
-    first_token: Spread
-    call: Spread
+    waiting: Spread | None
+    first_token: Spread | None
+    call: Spread | None
     most_over_mean: float | None
     tier_tokens: dict[str, int]
     by_replica: list[ReplicaResult]
@@ -174,9 +174,16 @@ class Measurements:
         """Counts what one unlimited cache could have found; None without the sequences."""
         return optimal_cached_tokens(self._prompts, self._answers) if self.keeps_sequences else None
 
+    @property
+    def _first_arrival(self) -> float:
+        return min(self._change_times, default=0.0)
+
     def loads(self, points: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Counts the calls in flight at each replica at evenly spaced times: times [P], loads [replicas, P]."""
-        times, changes = np.array(self._change_times), np.array(self._changes)
+        """Counts the calls in flight at each replica at evenly spaced times: times [P], loads [replicas, P].
+
+        Times are seconds after the first arrival.
+        """
+        times, changes = np.array(self._change_times) - self._first_arrival, np.array(self._changes)
         at = np.linspace(0.0, float(times.max(initial=0.0)), points)
         loads = np.zeros((self.replicas, points), dtype=np.int64)
         owners, steps = np.abs(changes) - 1, np.sign(changes)
@@ -208,7 +215,7 @@ class Measurements:
 
     def result(self, kind: str, policy: str, optimum: int | None) -> SimulationResult:
         """Returns all figures. optimum: tokens."""
-        seconds = max(self._change_times, default=0.0)
+        seconds = max(self._change_times, default=0.0) - self._first_arrival
         prompt_tokens = sum(sums.prompt_tokens for sums in self._sums)
         cached_tokens = sum(sums.cached_tokens for sums in self._sums)
         return SimulationResult(
@@ -240,8 +247,8 @@ class Measurements:
         )
 
 
-def _durations(seconds: array[float]) -> Spread:
+def _durations(seconds: array[float]) -> Spread | None:
     if not seconds:
-        return Spread()
+        return None
     values = np.array(seconds)
     return Spread(float(values.mean()), float(np.median(values)), float(np.percentile(values, 99)))

@@ -120,7 +120,7 @@ def read_recording(path: Path) -> Recording:
         reader.tokens,
         reader.tails,
         reader.ahead,
-        reader.last,
+        reader.last - (reader.first or 0.0),
         reader.totals,
         frozenset(reader.replaced),
         reader.skipped,
@@ -139,6 +139,7 @@ class _RecordingLines:
         self.replaced: set[int] = set()
         self.skipped = 0
         self.totals = dict.fromkeys(COUNTED, 0)
+        self.first: float | None = None  # time of the first call that is no hint
         self.last = 0.0  # time of the last end
         self._before = 0.0  # time of the last call or end
         self._rested = 0.0  # since then nothing is left to run, if it is not after the last step
@@ -149,6 +150,8 @@ class _RecordingLines:
             gap, pause = (max(0.0, record["at"] - since) for since in (self._before, self._rested))
             self.calls.append(_call(record, len(self.ends), gap, self._steps, pause))
             self._before, self._steps = record["at"], 0
+            if self.first is None and record["kind"] != "hint":
+                self.first = record["at"]
             self._rested = max(self._rested, self._before)
         elif "end" in record:
             id = record["end"]

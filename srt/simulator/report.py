@@ -2,6 +2,7 @@
 
 import html
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -32,9 +33,9 @@ def lines_of(result: SimulationResult) -> list[str]:
         f"hit rate                {result.hit_rate:.1%}; optimum of one unlimited cache: {optimum}",
         *tiers,
         f"answer tokens           {result.answer_tokens:,}, {answers:,.1f} a second",
-        f"waiting                 {_spread(result.waiting)}",
-        f"time to first token     {_spread(result.first_token)}",
-        f"time of a call          {_spread(result.call)}",
+        f"waiting                 {_spread(result.waiting, 'generation')}",
+        f"time to first token     {_spread(result.first_token, 'generation')}",
+        f"time of a call          {_spread(result.call, 'call')}",
         f"calls of a replica      {min(calls):,} to {max(calls):,}, mean {sum(calls) / len(calls):,.1f}",
         f"busy                    {min(busy):.0%} to {max(busy):.0%}, mean {sum(busy) / len(busy):.0%}",
         "load while another idles "
@@ -42,7 +43,9 @@ def lines_of(result: SimulationResult) -> list[str]:
     ]
 
 
-def _spread(spread: Spread) -> str:
+def _spread(spread: Spread | None, noun: str) -> str:
+    if spread is None:
+        return f"of no {noun}"
     return f"mean {spread.mean:.3f} s, median {spread.p50:.3f} s, 99 of 100 below {spread.p99:.3f} s"
 
 
@@ -51,6 +54,13 @@ def _count(number: int, noun: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------- drawing
+
+_UNWRITABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")  # in XML, or in UTF-8
+
+
+def writable(text: str) -> str:
+    """Replaces characters that no XML has, and bytes of a name that are no UTF-8, by U+FFFD."""
+    return _UNWRITABLE.sub("\ufffd", text)
 
 
 def draw_svg(result: SimulationResult, measurements: Measurements, title: str) -> str:
@@ -78,7 +88,7 @@ def svg_text(
     x: float, y: float, text: str, *, fill: str = _INK, size: int = 13, weight: int = 400, anchor: str = "start"
 ) -> str:
     style = f'fill="{fill}" font-size="{size}" font-weight="{weight}" text-anchor="{anchor}"'
-    return f'<text x="{x:g}" y="{y:g}" {style}>{html.escape(text)}</text>'
+    return f'<text x="{x:g}" y="{y:g}" {style}>{html.escape(writable(text))}</text>'
 
 
 def _hit_rates(result: SimulationResult) -> list[str]:
@@ -197,9 +207,11 @@ def _loads(measurements: Measurements) -> list[str]:
                 place = f'x="{LEFT + first * room:.2f}" y="{y:.2f}" width="{(end - first) * room:.2f}"'
                 parts.append(
                     f'<rect {place} height="{tall * 0.92:.2f}" fill="{_INK}" opacity="{calls / most:.3f}">'
-                    f"<title>replica {number}: {calls} calls</title></rect>"
+                    f"<title>replica {number}: {_count(calls, 'call')}</title></rect>"
                 )
-    parts.append(svg_text(WIDTH - RIGHT, 10, f"white: none; black: {most} calls", fill=_PALE, size=11, anchor="end"))
+    parts.append(
+        svg_text(WIDTH - RIGHT, 10, f"white: none; black: {_count(most, 'call')}", fill=_PALE, size=11, anchor="end")
+    )
     return parts
 
 
@@ -225,8 +237,8 @@ def page_of(result: SimulationResult, picture: str, title: str, command: str) ->
     """Returns an HTML page with the picture, all figures and a table of the replicas. It loads nothing."""
     rows = "".join(
         f"<tr><td>{number}</td><td>{r.calls:,}</td><td>{r.prompt_tokens:,}</td>"
-        f"<td>{r.cached_tokens / max(1, r.prompt_tokens):.1%}</td><td>{r.answer_tokens:,}</td>"
-        f"<td>{r.busy:.0%}</td></tr>"
+        f"<td>{f'{r.cached_tokens / r.prompt_tokens:.1%}' if r.prompt_tokens else 'none'}</td>"
+        f"<td>{r.answer_tokens:,}</td><td>{r.busy:.0%}</td></tr>"
         for number, r in enumerate(result.by_replica)
     )
     figures = html.escape("\n".join(lines_of(result)))

@@ -223,6 +223,16 @@ def test_what_cannot_be_recorded_is_counted(tmp_path: Path) -> None:
     assert read_recording(tmp_path / "r.jsonl").skipped == 1
 
 
+def test_seconds_begin_with_the_first_call_that_is_no_hint(tmp_path: Path) -> None:
+    record(tmp_path / "r.jsonl", together=4, pool=20_000)
+    before = read_recording(tmp_path / "r.jsonl").seconds
+    header, *lines = map(json.loads, (tmp_path / "r.jsonl").read_text().splitlines())
+    hint = {"call": 999, "kind": "hint", "at": 0, "sequences": [[0, 0, 3]]}
+    later = [line | {"at": line["at"] + 7} if "at" in line else line for line in lines]
+    (tmp_path / "r.jsonl").write_text("\n".join(json.dumps(line) for line in [header, hint, *later]))
+    assert read_recording(tmp_path / "r.jsonl").seconds == pytest.approx(before)
+
+
 def test_a_broken_recording_is_refused_with_its_line(tmp_path: Path) -> None:
     record(tmp_path / "r.jsonl", together=4, pool=20_000)
     lines = (tmp_path / "r.jsonl").read_text().splitlines()
