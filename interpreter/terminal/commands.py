@@ -183,6 +183,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 ("umbel simulate run.jsonl --pool 10000,20000 --svg pools.svg", "two sizes of the cache"),
             ),
             extra="runtime",
+            judges=True,
         ),
     ),
     "Looking into programs": (

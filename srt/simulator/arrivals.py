@@ -32,6 +32,9 @@ class ClosedLoop:
     clients: int
 
 
+LEAST_RATE, MOST_RATE = 1e-6, 1e9  # sessions a second
+MOST_CLIENTS = 1_000_000
+
 Arrivals = AtOnce | Poisson | ClosedLoop
 
 
@@ -39,15 +42,18 @@ def parse_arrivals(text: str, seed: int = 1) -> Arrivals:
     """Reads "all", "poisson:RATE" or "clients:NUMBER". Raises ParameterError."""
     kind, _, number = text.partition(":")
     try:
-        if kind == "poisson" and (rate := float(number)) > 0:
+        if kind == "poisson" and LEAST_RATE <= (rate := float(number)) <= MOST_RATE:
             return Poisson(rate, seed)
-        if kind == "clients" and (clients := int(number)) > 0:
+        if kind == "clients" and 1 <= (clients := int(number)) <= MOST_CLIENTS:
             return ClosedLoop(clients)
     except ValueError:
         pass
     if text == "all":
         return AtOnce()
-    raise ParameterError(f"arrivals {text!r}; write all, poisson:60 (sessions a second) or clients:8")
+    raise ParameterError(
+        f"--arrivals {text!r}; write all, poisson:60 (sessions a second, {LEAST_RATE:g} to {MOST_RATE:g}) or clients:8 "
+        f"(up to {MOST_CLIENTS:,})"
+    )
 
 
 def start_sessions(arrivals: Arrivals, sessions: Iterable[Session], events: Events, host: Host) -> None:

@@ -8,6 +8,8 @@ is generated: an answer has as many tokens as the program allows at most, and of
 name of its variable.
 """
 
+import math
+import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -224,7 +226,13 @@ class Shape:
             yield TokenSession(SimulatedCall(tokens, self.output))
 
 
+MOST_SKEW = 30  # i^skew is a number for each i below MADE_UP
 MADE_UP = 1 << 29  # the ids of made-up prompts are below it, those of their answers from it on
+
+
+def is_shape(name: str) -> bool:
+    """Returns whether a workload is a made-up shape: it sets something, and no file is called so."""
+    return "=" in name and not os.path.exists(os.path.expanduser(name))
 
 
 def parse_shape(text: str) -> Shape:
@@ -241,8 +249,10 @@ def parse_shape(text: str) -> Shape:
             given[name] = float(value) if name == "skew" else int(value.replace("_", ""))
         except ValueError:
             raise ParameterError(f"{entry!r} in {text!r}: {value!r} is no number") from None
-        if given[name] < (0 if name in ("skew", "output", "seed") else 1):
-            raise ParameterError(f"{entry!r} in {text!r}: write 1 or more")
+        least = 0 if name in ("skew", "output", "seed") else 1
+        if not least <= given[name] <= (MOST_SKEW if name == "skew" else math.inf):  # NaN is not
+            range = f"{least} to {MOST_SKEW}" if name == "skew" else f"{least} or more"
+            raise ParameterError(f"{entry!r} in {text!r}: write {range}")
     shape = Shape(**given)  # type: ignore[arg-type]  # each is of its field's type
     if (tokens := shape.prefixes * shape.prefix + shape.requests * shape.own) > MADE_UP:
         raise ParameterError(

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-from ...lang import checks
 from ...lang.errors import ParameterError, shown
 from ...lang.runtime_options import RuntimeOptions
 from ...lang.traces.calls import CallTrace
@@ -19,14 +18,15 @@ from ..scheduler.policy import PolicyName
 from ..tokenizer.tokenizer import Tokenizer
 from .answers import AnswerTokens, MadeUpTokens, NumberTokenizer, Words
 from .arrivals import Arrivals, AtOnce, ClosedLoop, parse_arrivals, start_sessions
-from .calls import Host, ProgramSession, Session, parse_shape
+from .calls import Host, ProgramSession, Session, is_shape, parse_shape
 from .coarse import CoarseSimulation
 from .comparison import Compared, compared_page, draw_compared, lines_of_compared
 from .events import Events, rare_collections
 from .exact import ExactSimulation, ReplicaShape
 from .measurements import Measurements, SimulationResult
+from .options import check_options, check_use, file_named, parser
 from .recorded import RecordingPlayer, is_recording, read_recording
-from .report import draw_svg, lines_of, page_of
+from .report import draw_svg, lines_of, page_of, writable
 from .step_model import (
     DEFAULT_STEPS,
     LEAST_STEPS,
@@ -39,9 +39,9 @@ from .step_model import (
 )
 from .tiers import TierModel, parse_tiers
 from .traced import TraceSession
-from .workload import read_workload
+from .workload import first_programs, read_workload
 
-MOST_REPLICAS = 10_000
+MOST_TOKENS = 10**9  # of a pool, and rows of a step
 MOST_ERROR = 0.15  # of the throughput of a recording that is checked
 MOST_COUNTED = 20_000_000  # prompt tokens; the optimum of more is not counted
 
@@ -153,20 +153,20 @@ def open_scenario(
         arrivals: None: those of the workload.
         model: whose tokenizer a workload file or a trace is encoded with.
         settings: of the replicas; None: those of a recording, else the usual ones.
-        first: takes so many programs of a workload file or a trace.
+        first: takes so many programs of a workload file or a trace, 1 or more.
         trace: the calls of the file, where it is a journal or a saved run.
 
     Raises:
         ParameterError: there is no such workload, or arrivals of a recording are to be changed.
         ModelError: the tokenizer cannot be opened.
     """
-    path = Path(name).expanduser()
+    path = file_named(name)
     if trace is not None:
         return _traced(trace, arrivals or AtOnce(), model, settings or ReplicaShape(), first)
     if is_recording(path):
         return _recorded(path, arrivals, settings)
     settings = settings or ReplicaShape()
-    if "=" in name and not path.exists():
+    if is_shape(name):
         shape = parse_shape(name)
         made_up = NumberTokenizer()
         counted = shape.requests * (shape.prefix + shape.own) <= MOST_COUNTED
@@ -189,6 +189,7 @@ def _starting(arrivals: Arrivals, sessions: Callable[[], Iterable[Session]]) -> 
 def _traced(trace: CallTrace, arrivals: Arrivals, model: str, settings: ReplicaShape, first: int | None) -> Scenario:
     reading = open_tokenizer(RuntimeOptions(model=model))
     tokenizer, counted = reading.tokenizer, reading.name == trace.counts
+    programs = first_programs(trace.programs, first)
     notes = trace.notes
     if not counted:
         notes = (
@@ -198,7 +199,7 @@ def _traced(trace: CallTrace, arrivals: Arrivals, model: str, settings: ReplicaS
         )
 
     def sessions() -> Iterable[Session]:
-        for number, calls in enumerate(trace.programs[:first]):
+        for number, calls in enumerate(programs):
             yield TraceSession(calls, number, tokenizer, counted=counted)
 
     return Scenario(tokenizer, Words(tokenizer), settings, _starting(arrivals, sessions), counted=True, notes=notes)
@@ -227,30 +228,23 @@ def main(arguments: Sequence[str], read_trace: Callable[[Path], CallTrace | None
     read_trace: reads a journal or a saved run, which the runtime does not know; None for any other file.
     """
     options = parser().parse_args(arguments)
-    for option in ("json", "svg", "html"):
-        if getattr(options, option):
-            checks.output(f"--{option}", getattr(options, option))
-    steps = Path(options.steps).expanduser() if options.steps else None
-    if options.measure or options.fit:
-        return _make_steps(options, steps)
-    if options.workload is None:
-        raise ParameterError(
-            "nothing to simulate; write a workload file, a recording, a journal, a saved run, or prefixes=64,own=60"
-        )
-    if not 1 <= options.replicas <= MOST_REPLICAS:
-        raise ParameterError(f"--replicas {options.replicas}; write 1 to {MOST_REPLICAS:,}")
+    check_options(options)
+    command = writable(shlex.join(["umbel", "simulate", *arguments]))
+    if options.measure is not None or options.fit is not None:
+        return _make_steps(options, file_named(options.steps))
+    steps = None if options.steps is None else read_step_model(file_named(options.steps))
     if options.check:
-        return _check(options.workload, None if steps is None else read_step_model(steps))
+        return _check(options, steps, command)
     plan = Plan(
         coarse=options.coarse,
         replicas=options.replicas,
         policy=options.placement,
-        steps=DEFAULT_STEPS if steps is None else read_step_model(steps),
+        steps=DEFAULT_STEPS if steps is None else steps,
         tiers=parse_tiers(options.tiers),
     )
-    command = shlex.join(["umbel", "simulate", *arguments])
     shapes = _shapes(options)
-    trace = read_trace(Path(options.workload).expanduser())
+    trace = read_trace(file_named(options.workload))
+    check_use(options, trace)
     if len(shapes) > 1:
         _compare(options, plan, shapes, command, trace)
         return 0
@@ -258,7 +252,7 @@ def main(arguments: Sequence[str], read_trace: Callable[[Path], CallTrace | None
     _print_notes(scenario)
     result, measurements = simulate(scenario, plan)
     print("\n".join(lines_of(result)))
-    title = Path(options.workload).name
+    title = writable(Path(options.workload).name)
     picture = draw_svg(result, measurements, title) if options.svg or options.html else ""
     figures = msgspec.to_builtins(result) | {"hit_rate": result.hit_rate, "command": command}
     _write(options, figures, picture, lambda: page_of(result, picture, title, command))
@@ -277,60 +271,6 @@ def _scenario(options: argparse.Namespace, settings: ReplicaShape | None, trace:
     )
 
 
-def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line."""
-    made = argparse.ArgumentParser(
-        prog="umbel simulate",
-        description="Say how a workload would run on a number of replicas: hit rate, waiting, throughput. No model is "
-        "computed; docs/simulator.md says what is real.",
-    )
-    made.add_argument(
-        "workload",
-        nargs="?",
-        help="a workload file (JSON lines of programs), a recording (debug={'recording': FILE}), a journal "
-        "(run_batch(journal=FILE)), a saved run (state.save(FILE)), or a shape: "
-        "prefixes=64,prefix=1000,own=60,output=1,requests=2000,skew=0,seed=1",
-    )
-    made.add_argument("--replicas", type=int, default=1, help="default: 1")
-    made.add_argument("--placement", choices=list(POLICIES), default="added-delay", help="default: added-delay")
-    made.add_argument(
-        "--policy", metavar="NAMES", help="order of waiting calls: lpm (default), fcfs, or lpm,fcfs to compare"
-    )
-    made.add_argument(
-        "--pool",
-        metavar="TOKENS",
-        help="KV pool of each replica; default: 32768; several, such as 10000,20000, compare",
-    )
-    made.add_argument("--max-running", type=int, help="sequences that run together; default: 64")
-    made.add_argument("--chunk", type=int, help="most rows of prompts in a step; default: 512")
-    made.add_argument(
-        "--tiers",
-        default="",
-        help="slower tiers: host=TOKENS,disk=TOKENS,store=TOKENS; TOKENS@RATE gives tokens a second",
-    )
-    made.add_argument("--coarse", action="store_true", help="closed-form steps in place of real schedulers")
-    made.add_argument(
-        "--arrivals",
-        help="all, poisson:RATE (a second) or clients:NUMBER; default: all, or one after the other where "
-        "the workload says so",
-    )
-    made.add_argument("--first", type=int, metavar="N", help="the first N programs of a workload file or a journal")
-    made.add_argument("--model", default="default", help="whose tokenizer encodes texts; default: default")
-    made.add_argument("--seed", type=int, default=1, help="of random arrivals; default: 1")
-    made.add_argument("--steps", metavar="FILE", help="the step model; default: one of a 2-core machine")
-    made.add_argument("--json", metavar="FILE", help="write the figures")
-    made.add_argument("--svg", metavar="FILE", help="draw them")
-    made.add_argument("--html", metavar="FILE", help="write a page with the drawing and all figures")
-    made.add_argument(
-        "--check",
-        action="store_true",
-        help="simulate a recording as it was made, and compare: counters, and calls a second",
-    )
-    made.add_argument("--measure", metavar="MODEL", help="run this model, fit a step model, and write it to --steps")
-    made.add_argument("--fit", metavar="RECORDING", help="fit a step model to a recording, and write it to --steps")
-    return made
-
-
 def _shapes(options: argparse.Namespace) -> list[ReplicaShape | None]:
     """Returns the settings to simulate, policy by policy and by pool; None: nothing is given."""
     given = {"max_running": options.max_running, "chunk": options.chunk}
@@ -339,8 +279,8 @@ def _shapes(options: argparse.Namespace) -> list[ReplicaShape | None]:
     policies = [] if options.policy is None else options.policy.split(",")
     for name, value in [*named.items(), *(("pool", pool) for pool in pools)]:
         least = 2 if name == "pool" else 1
-        if value < least:
-            raise ParameterError(f"--{name.replace('_', '-')} {value}; write {least} or more")
+        if not least <= value <= MOST_TOKENS:
+            raise ParameterError(f"--{name.replace('_', '-')} {value}; write {least} to {MOST_TOKENS:,}")
     known = [policy.value for policy in PolicyName]
     for policy in policies:
         if policy not in known:
@@ -350,7 +290,7 @@ def _shapes(options: argparse.Namespace) -> list[ReplicaShape | None]:
         raise ParameterError("--coarse orders calls by their longest prefix; leave --policy out, or --coarse")
     if not (named or pools or policies):
         return [None]
-    path = Path(options.workload).expanduser()
+    path = file_named(options.workload)
     base = read_recording(path).settings if is_recording(path) else ReplicaShape(least_ahead=LEAST_AHEAD)
     base = replace(base, **named)
     return [
@@ -384,7 +324,7 @@ def _compare(
         result, _ = simulate(scenario, plan)
         found.append(Compared(shape.policy, shape.pool, result))
     print("\n".join(lines_of_compared(found)))
-    title = Path(options.workload).name
+    title = writable(Path(options.workload).name)
     picture = draw_compared(found, title) if options.svg or options.html else ""
     figures = [
         msgspec.to_builtins(result) | {"placement": result.policy, "policy": policy, "pool": pool}
@@ -393,16 +333,14 @@ def _compare(
     _write(options, figures, picture, lambda: compared_page(found, picture, title, command))
 
 
-def _make_steps(options: argparse.Namespace, target: Path | None) -> int:
+def _make_steps(options: argparse.Namespace, target: Path) -> int:
     """Fits a step model, prints how good it is, and writes it."""
-    if target is None:
-        raise ParameterError("write --steps FILE: where the step model goes")
-    if options.measure:
+    if options.measure is not None:
         from .measuring import measure
 
         recorded, model = measure(options.measure), options.measure
     else:
-        recorded, model = read_steps(Path(options.fit).expanduser())
+        recorded, model = read_steps(file_named(options.fit))
     found = fit(recorded, machine=this_machine(), model=model)
     write_step_model(found, target)
     error = found.held_out
@@ -419,13 +357,18 @@ def _make_steps(options: argparse.Namespace, target: Path | None) -> int:
     return 0
 
 
-def _check(workload: str, steps: StepModel | None) -> int:
+def _check(options: argparse.Namespace, steps: StepModel | None, command: str) -> int:
     """Prints a recording next to its simulation. Returns 1 where they differ by more than they should."""
-    path = Path(workload).expanduser()
+    path = file_named(options.workload)
     if not is_recording(path):
-        raise ParameterError(f"{shown(workload)} is no recording; --check takes one: debug={{'recording': FILE}}")
+        given = shown(options.workload)
+        raise ParameterError(f"{given} is no recording; --check takes one: debug={{'recording': FILE}}")
     found = check(path, steps)
     print("\n".join(lines_of_check(found)))
+    rows = found.counters | {"seconds": found.seconds}
+    figures = {name: {"recorded": one, "simulated": other} for name, (one, other) in rows.items()}
+    about = {"calls": found.calls, "throughput_error": found.throughput_error, "steps": found.steps}
+    _write(options, figures | about | {"command": command}, "", str)
     return 0 if found.equal and abs(found.throughput_error) <= MOST_ERROR else 1
 
 
@@ -447,11 +390,11 @@ def lines_of_check(found: Check) -> list[str]:
 def _write(options: argparse.Namespace, figures: object, picture: str, page: Callable[[], str]) -> None:
     """Writes the files that were asked for. figures: of the JSON. page: makes the HTML. Raises ParameterError."""
     try:
-        if options.json:
-            Path(options.json).write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
-        if options.svg:
-            Path(options.svg).write_text(picture, encoding="utf-8")
-        if options.html:
-            Path(options.html).write_text(page(), encoding="utf-8")
+        if options.json is not None:
+            file_named(options.json).write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
+        if options.svg is not None:
+            file_named(options.svg).write_text(picture, encoding="utf-8")
+        if options.html is not None:
+            file_named(options.html).write_text(page(), encoding="utf-8")
     except OSError as error:
         raise ParameterError(f"the figures cannot be written: {error}") from error

@@ -20,11 +20,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ...lang import checks
 from ...lang.errors import ParameterError
 from ..core.batch import StepShape
 
 HELD_OUT = 5  # of so many recorded steps one is left out of the fit
 LEAST_STEPS = 20
+LEAST_SECONDS, MOST_SECONDS = 1e-9, 1e6  # of a step of one row; of a coefficient
 _OUTLIER = 3.0  # a step that took so many times as long as the first fit says was interrupted
 
 
@@ -164,11 +166,16 @@ def _duration(record: Mapping[str, Any], after: Mapping[str, Any] | None) -> flo
 def read_step_model(path: Path) -> StepModel:
     """Reads a file that `write_step_model` has written. Raises ParameterError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=StepModel)
+        model = msgspec.json.decode(path.read_bytes(), type=StepModel)
     except (OSError, msgspec.DecodeError) as error:
         raise ParameterError(
-            f"{path} holds no step model: {error}; make one with umbel simulate --measure MODEL --steps {path}"
+            f"--steps {path} holds no step model: {error}; make one with umbel simulate --measure MODEL --steps {path}"
         ) from error
+    for name in ("step", "row", "key", "prefill_row", "sequence", "logit"):
+        checks.number(f"--steps {path}: {name}", getattr(model, name), 0, MOST_SECONDS)
+    if model.seconds(StepShape(1, 1, 0, 1, 1)) < LEAST_SECONDS:
+        raise ParameterError(f"--steps {path}: a step of one row takes no time; write a step above 0, in seconds")
+    return model
 
 
 def write_step_model(model: StepModel, path: Path) -> None:

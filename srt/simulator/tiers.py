@@ -26,6 +26,7 @@ PAGE = PAGE_TOKENS
 TOKEN_BYTES = 8  # of a simulated token in a page
 _PAGE_BYTES = PAGE * TOKEN_BYTES
 _MOST_USED = PAGE << 16  # tokens whose uses are known, as PageLedger
+_MOST_TOKENS = 10**12  # of a tier, and that it brings in a second
 _CHUNK = 8  # pages that are loaded at once: between two chunks the tier answers looks
 
 
@@ -77,12 +78,15 @@ def parse_tiers(text: str) -> tuple[TierModel, ...]:
             tier = TierModel(name, int(tokens), float(rate) if rate else usual.rate, usual.latency, usual.shared)
         except (KeyError, ValueError):
             tier = None
-        if tier is None or tier.tokens < PAGE or tier.rate <= 0:
+        if tier is None or not PAGE <= tier.tokens <= _MOST_TOKENS or not 1 <= tier.rate <= _MOST_TOKENS:
             known = ", ".join(f"{name}=TOKENS" for name in _USUAL)
-            raise ParameterError(f"tier {entry!r}; write some of {known}, at least {PAGE} tokens; @RATE is optional")
+            raise ParameterError(
+                f"--tiers {entry!r}; write some of {known}, {PAGE} to {_MOST_TOKENS:,} tokens; @RATE, tokens a second, "
+                "is optional and 1 or more"
+            )
         tiers.append(tier)
     if len({tier.name for tier in tiers}) < len(tiers):
-        raise ParameterError(f"tiers {text!r} name one twice; write each once")
+        raise ParameterError(f"--tiers {text!r} name one twice; write each once")
     return tuple(tiers)
 
 

@@ -7,9 +7,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...lang.errors import ParameterError
+
+_Program = TypeVar("_Program")
 
 Schema = Mapping[str, Any]  # Any: a JSON Schema is whatever JSON it is
 
@@ -79,12 +81,19 @@ class Workload:
     serial: bool  # replayed one after the other, if asked for
 
     def first(self, count: int | None) -> "Workload":
-        """The same file, cut after `count` programs."""
-        return replace(self, programs=self.programs[:count])
+        """The same file, cut after `count` programs. Raises as `first_programs` does."""
+        return replace(self, programs=first_programs(self.programs, count))
 
     def relaxed(self) -> "Workload":
         """The same file without `regex` and `json_schema`."""
         return replace(self, programs=tuple(Program(p.id, without_constraints(p.ops)) for p in self.programs))
+
+
+def first_programs(programs: Sequence[_Program], count: int | None) -> tuple[_Program, ...]:
+    """Returns the first `count` programs; None: all. Raises ParameterError for a count below 1."""
+    if count is not None and count < 1:
+        raise ParameterError(f"the first {count} programs; write 1 or more")
+    return tuple(programs[:count])
 
 
 def key_of(branch: Branch, name: str) -> str:

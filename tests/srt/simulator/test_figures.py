@@ -70,6 +70,17 @@ def test_what_xml_cannot_hold_is_replaced(text: str) -> None:
     assert ElementTree.fromstring(written.encode()).text == "a\ufffdb"
 
 
+@pytest.mark.parametrize("more", [[], ["--pool", "2000,3000"]])
+@pytest.mark.parametrize("name", ["a\x01<b>.jsonl", "a\udcff<b>.jsonl"])
+def test_a_workload_of_any_name_is_drawn(tmp_path: Path, name: str, more: list[str]) -> None:
+    path = write_selects(tmp_path / name)
+    files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "svg", "html")}
+    written = [word for kind, file in files.items() for word in (f"--{kind}", str(file))]
+    assert main(["simulate", str(path), "--model", "oracle", *more, *written]) == 0
+    assert "a\ufffd<b>.jsonl" in ElementTree.parse(files["svg"]).getroot().itertext()
+    assert "a\ufffd&lt;b&gt;.jsonl" in files["html"].read_text(encoding="utf-8")
+
+
 def test_labels_of_near_pools_are_left_out() -> None:
     result, _ = simulate(open_scenario("prefixes=1,prefix=9,requests=1"), Plan())
     pools = [1_500, 1_600, 1_700, 30_000, 30_500]

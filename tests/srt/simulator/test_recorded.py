@@ -209,8 +209,34 @@ def test_a_check_compares_a_recording_with_its_simulation(tmp_path: Path, capsys
     write_step_model(slow, tmp_path / "steps.json")
     assert main(["simulate", str(tmp_path / "r.jsonl"), "--check", "--steps", str(tmp_path / "steps.json")]) == 1
     assert "counters are equal; throughput is off by" in capsys.readouterr().out
-    assert main(["simulate", "prefixes=2", "--check"]) == 1
+    assert main(["simulate", "prefixes=2", "--check"]) == 2
     assert "is no recording; --check takes one" in capsys.readouterr().err
+
+
+def test_a_check_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path / "r.jsonl", together=4, pool=20_000)
+    main(["simulate", str(tmp_path / "r.jsonl"), "--check", "--json", str(tmp_path / "figures.json")])
+    assert "counters are equal" in capsys.readouterr().out
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["calls"] == 48
+    assert figures["prompt_tokens"]["recorded"] == figures["prompt_tokens"]["simulated"] > 0
+    assert set(figures["seconds"]) == {"recorded", "simulated"}
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (["--first", "1"], "a recording has none; leave --first out"),
+        (["--model", "nosuchmodel"], "a recording has none; leave it out"),
+        (["--arrivals", "all"], "leave --arrivals out"),
+    ],
+)
+def test_options_that_a_recording_does_not_use_are_refused(
+    tmp_path: Path, option: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "r.jsonl").write_text('{"recording": 2}')
+    assert main(["simulate", str(tmp_path / "r.jsonl"), *option]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_what_cannot_be_recorded_is_counted(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from umbel.lang.errors import ParameterError
@@ -73,3 +74,18 @@ def test_steps_of_a_model_are_recorded() -> None:
     assert all(step.seconds > 0 and step.shape.rows >= step.shape.sequences > 0 for step in recorded)
     assert any(step.shape.prefill_rows for step in recorded)
     assert any(step.shape.prefill_rows == 0 for step in recorded)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"row": -1e-9}, r"row=-1e-09 is out of range; write 0 to 1000000"),
+        ({"step": 1e300}, "step=1e[+]300 is out of range"),
+        ({"step": 0.0, "row": 0.0, "key": 0.0, "sequence": 0.0}, "a step of one row takes no time"),
+    ],
+)
+def test_a_step_takes_time(tmp_path: Path, changed: dict[str, float], message: str) -> None:
+    path = tmp_path / "steps.json"
+    write_step_model(msgspec.structs.replace(DEFAULT_STEPS, **changed), path)
+    with pytest.raises(ParameterError, match=message):
+        read_step_model(path)

@@ -197,10 +197,10 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path, capsys: pytest.Capt
     with pytest.raises(ParameterError, match="has no call"):
         read_trace(path)
     path.write_text('{"something": "else"}\n')
-    assert main(["simulate", str(path)]) == 1
+    assert main(["simulate", str(path)]) == 2
     assert "as no recording, journal or saved run does either" in capsys.readouterr().err
     path.write_bytes(b"".join(lines))
-    assert main(["simulate", str(path), "--check"]) == 1
+    assert main(["simulate", str(path), "--check"]) == 2
     assert "is no recording; --check takes one" in capsys.readouterr().err
-    assert main(["simulate", str(path), "--model", "no-such-model"]) == 1
+    assert main(["simulate", str(path), "--model", "no-such-model"]) == 2
     assert "ModelError" in capsys.readouterr().err
