@@ -196,6 +196,12 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path, capsys: pytest.Capt
     path.write_text('{"umbel_run":1,"backend":"local oracle"}\n')
     with pytest.raises(ParameterError, match="has no call"):
         read_trace(path)
+    path.write_text('{"umbel_batch":1,"program":"check"}\n')
+    assert main(["simulate", str(path)]) == 2
+    assert (
+        "is the view= file of a batch, which has no calls; write run_batch(..., journal=FILE)"
+        in capsys.readouterr().err
+    )
     path.write_text('{"something": "else"}\n')
     assert main(["simulate", str(path)]) == 2
     assert "as no recording, journal or saved run does either" in capsys.readouterr().err
