@@ -45,23 +45,14 @@ def _mean(spread: Spread | None) -> str:
 
 def draw_compared(found: Sequence[Compared], title: str) -> str:
     """Draws hit rate, waiting and throughput over the pool sizes, a curve for each policy."""
-    panels: list[tuple[str, Sequence[_Point], float | None]] = [
-        (
-            "Hit rate, %; dashed: optimum of one unlimited cache",
-            [_Point(policy, pool, 100 * result.hit_rate) for policy, pool, result in found],
-            found[0].result.optimal_hit_rate,
-        ),
-        (
-            "Mean seconds of waiting",
-            [_Point(policy, pool, result.waiting.mean) for policy, pool, result in found if result.waiting],
-            None,
-        ),
-        (
-            "Calls a second",
-            [_Point(policy, pool, result.calls_per_second) for policy, pool, result in found],
-            None,
-        ),
-    ]
+    hits = [_Point(policy, pool, 100 * result.hit_rate) for policy, pool, result in found]
+    waits = [_Point(policy, pool, result.waiting.mean) for policy, pool, result in found if result.waiting]
+    rates = [_Point(policy, pool, result.calls_per_second) for policy, pool, result in found]
+    panels = (
+        ("Hit rate, %; dashed: optimum of one unlimited cache", hits, found[0].result.optimal_hit_rate),
+        ("Mean seconds of waiting", waits, None),
+        ("Calls a second", rates, None),
+    )
     height = 84 + len(panels) * (PANEL + GAP)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
