@@ -530,7 +530,7 @@ class Scheduler:
         ]
         for message_id, request in expired:
             self._counters.expired += 1
-            seconds, tokens = request.schedule.timeout, request.generated
+            seconds, tokens = request.schedule.timeout or 0.0, request.generated
             error = DeadlineError(f"the deadline of {round(seconds, 2):g} s passed after {tokens} tokens")
             self._table.end(message_id, failure(message_id, error))
 
