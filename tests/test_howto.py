@@ -61,11 +61,11 @@ def ask_and_leave(port: int, model: ul.Echo, gate: ul.Gate) -> None:
 @pytest.mark.parametrize("page", sorted(path.name for path in RECIPES.glob("*.md")))
 def test_what_a_recipe_installs_is_enough_for_its_backends(page: str) -> None:
     text = (RECIPES / page).read_text()
-    installed = set(re.findall(r"\w[\w-]*", " ".join(re.findall(r"umbel\[([\w,-]+)\]", text))))
+    installed = set(re.findall(r"\w[\w-]*", " ".join(re.findall(r"(?:umbel|'\.)\[([\w,-]+)\]", text))))
     blocks = "\n".join(re.findall(r"^```py(?:thon)?[^\n]*\n(.*?)^```", text, re.S | re.M))
     made = set(re.findall(r"ul\.(OpenAI|RuntimeEndpoint|Anthropic|Gemini)\(", re.sub("#.*", "", blocks)))
     needed = {{"RuntimeEndpoint": "openai"}.get(name, name.lower()) for name in made}
-    assert needed <= installed, f"{page}: pip install 'umbel[{','.join(sorted(needed))}]'"
+    assert needed <= installed, f"{page}: pip install '.[{','.join(sorted(needed))}]'"
 
 
 def test_a_browser_that_leaves_ends_its_call() -> None:

@@ -23,7 +23,10 @@ NUMBERS = {
     "bytes of a picture": (media.MAX_MEDIA_BYTES >> 20,),
     "results that `run_batch` returns": (batch.MAX_LISTED,),
     "programs of a batch in flight": (batch.MAX_IN_FLIGHT, batch.MAX_LIMIT),
-    "requests that wait in a gateway": (RuntimeOptions().max_queue, command.OWN_DEFAULTS["max_queue"]),
+    "requests that a gateway holds, running and waiting": (
+        RuntimeOptions().max_queue,
+        command.OWN_DEFAULTS["max_queue"],
+    ),
     "body of a request over HTTP": (limits.MAX_BODY // 10**6, limits.MAX_MESSAGES),
     "programs that a server keeps": (limits.MAX_PROGRAMS, limits.MAX_PROGRAM_BYTES >> 20),
 }
