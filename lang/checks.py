@@ -7,6 +7,7 @@
     text("salt", value, 128)        a string, of at most so many characters
     path("journal", value)          the path of a file, as a string
     output("--svg", value)          the same where a file can be made, before anything is computed or paid for it
+    is_one_file(path, other)        whether one would be written over the other
     one_of("mode", value, MODES)    one of some strings
     members("stop", value, 16)      the members of an iterable, of which no more than that are taken
     entries("bias", value, 300)     the members of a mapping
@@ -16,6 +17,7 @@ Values come from outside: subclasses of int, float and str whose methods are the
 of the base, an iterable may have no end, and code of objects may raise whatever it likes.
 """
 
+import contextlib
 import difflib
 import numbers
 import os
@@ -152,6 +154,15 @@ def output(name: str, value: str | os.PathLike[str]) -> None:
         raise ParameterError(f"{name} {shown(str(file))} is a folder; write the path of a file in it")
     if not file.parent.is_dir():
         raise ParameterError(f"{name} {shown(str(file))}: {file.parent} is no folder; make it, or write another path")
+
+
+def is_one_file(one: str, other: str) -> bool:
+    """Returns whether two paths name one file, or will when it is made. A path that no file can have names none."""
+    with contextlib.suppress(OSError, ValueError):
+        if os.path.realpath(one) == os.path.realpath(other):
+            return True
+        return os.path.samefile(one, other)
+    return False
 
 
 def one_of(name: str, value: object, known: Collection[str]) -> str:

@@ -108,9 +108,8 @@ class Activity:
             return ""
 
         def new(counter: str) -> int:
-            return max(
-                0, int(status.counters.get(counter, 0) - before.counters.get(counter, 0))
-            )  # another engine counts anew
+            more = int(status.counters.get(counter, 0) - before.counters.get(counter, 0))
+            return max(0, more)  # another engine counts anew
 
         generated, computed, cached = new("completion_tokens"), new("computed_prompt_tokens"), new("cached_tokens")
         self.tokens_per_second = generated / seconds

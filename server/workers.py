@@ -29,7 +29,7 @@ from .program_store import open_folder
 log = logging.getLogger("umbel.server")
 MOST_WORKERS = 64
 MOST_FAILED_STARTS = 3  # of a worker, one after the other; then the server ends
-LAST_SECONDS = 5.0  # that a worker has to end when its requests have, or when it is told a second time
+LAST_SECONDS = 5.0  # a worker that runs so long after the drain, or after the second signal, is killed
 
 
 class WorkerStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -263,15 +263,12 @@ def _statement(file: str, number: int) -> ast.stmt | None:
 
 def _source(file: str, node: ast.expr | ast.stmt) -> str:
     """Returns the source of a node; of a block only its first line."""
-    body = getattr(node, "body", None)
+    rows, body = _read(file).rows, getattr(node, "body", None)
     if isinstance(body, list) and body:
-        rows = _read(file).rows[node.lineno - 1 : max(node.lineno, body[0].lineno - 1)]
-        return b"\n".join(rows).decode("utf-8", "replace")
-    rows = _read(file).rows[node.lineno - 1 : node.end_lineno]
-    if not rows:
-        return ""
-    rows[-1] = rows[-1][: node.end_col_offset]
-    rows[0] = rows[0][node.col_offset :]
+        rows = rows[node.lineno - 1 : max(node.lineno, body[0].lineno - 1)]
+    elif rows := rows[node.lineno - 1 : node.end_lineno]:
+        rows[-1] = rows[-1][: node.end_col_offset]
+        rows[0] = rows[0][node.col_offset :]
     return b"\n".join(rows).decode("utf-8", "replace")
 
 

@@ -11,6 +11,7 @@ end: one slow program holds nothing up, and nothing that has ended waits in memo
 """
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -214,7 +215,7 @@ class ResultFile:
 
     def _refuse_source(self, source: str) -> None:
         for path in dict.fromkeys((self.path, self._lines_path, self.failed_path)):
-            if source and os.path.exists(path) and os.path.samefile(path, source):
+            if source and checks.is_one_file(path, source):
                 first = "; or give the input of the first run with if_exists='resume', which runs again what failed"
                 raise ParameterError(
                     f"output={shown(self.path)} would write to {path}, which the input is read from; write another "
@@ -279,12 +280,10 @@ class ResultFile:
 
 def refuse_one_file(paths: Mapping[str, object]) -> None:
     """Raises ParameterError where two options name one file: each would write into the other's."""
-    named: dict[str, str] = {}
-    for option, path in paths.items():
-        if isinstance(path, str | os.PathLike):
-            other = named.setdefault(os.path.realpath(os.fsdecode(path)), option)
-            if other != option:
-                raise ParameterError(f"{other}= and {option}= name one file, {os.fsdecode(path)}; write two paths")
+    named = [(option, os.fsdecode(path)) for option, path in paths.items() if isinstance(path, str | os.PathLike)]
+    for (one, path), (other, other_path) in itertools.combinations(named, 2):
+        if checks.is_one_file(path, other_path):
+            raise ParameterError(f"{one}= and {other}= name one file, {other_path}; write two paths")
 
 
 def _write(file: int, data: bytes) -> None:

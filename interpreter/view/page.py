@@ -9,7 +9,6 @@ page puts it on screen as text, never as HTML.
 """
 
 import argparse
-import contextlib
 import html
 import json
 import os
@@ -204,9 +203,5 @@ def main(arguments: Sequence[str]) -> int:
 
 def _check_output(output: str, *read: str | None) -> None:
     """Raises ParameterError for an output that is one of the files that are read: the page would replace it."""
-    for path in read:
-        same = False
-        with contextlib.suppress(OSError, ValueError):  # no such file: what reads or writes it says so
-            same = path is not None and os.path.samefile(output, path)
-        if same:
-            raise ParameterError(f"--output {output} is the file that is read; write the path of a page: run.html")
+    if any(path is not None and checks.is_one_file(output, path) for path in read):
+        raise ParameterError(f"--output {output} is the file that is read; write the path of a page: run.html")

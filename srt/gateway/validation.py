@@ -581,7 +581,7 @@ class RequestValidator:
             raise RequestError(f"choices has {len(choices)} texts; at most {limits.max_choices} are accepted")
         longest = max(map(len, choices))
         if longest > limits.max_choice_length:
-            raise RequestError(f"choices has one of {longest} characters; write at most {limits.max_choice_length}")
+            raise RequestError(f"choices has a text of {longest} characters; write at most {limits.max_choice_length}")
         for choice in choices:
             _check_text("choices", choice)
 

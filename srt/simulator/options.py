@@ -121,7 +121,7 @@ def _check_files(options: argparse.Namespace, written: tuple[str, ...]) -> None:
         if name in written:
             checks.output(f"--{name}", file)
             for other in seen:
-                if _is_one_file(file, files[other]):
+                if checks.is_one_file(file, files[other]):
                     named = "the workload" if other == "workload" else f"--{other}"
                     raise ParameterError(
                         f"--{name} {shown(file)} would overwrite the file of {named}; write another path"
@@ -129,12 +129,6 @@ def _check_files(options: argparse.Namespace, written: tuple[str, ...]) -> None:
         elif name != "workload":
             checks.path(f"--{name}", file)
         seen.append(name)
-
-
-def _is_one_file(one: str, other: str) -> bool:
-    if os.path.realpath(one) == os.path.realpath(other):
-        return True
-    return os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other)
 
 
 def check_use(options: argparse.Namespace, trace: CallTrace | None) -> None:

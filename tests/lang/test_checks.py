@@ -2,8 +2,10 @@
 
 import itertools
 import math
+import os
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -252,3 +254,15 @@ def test_texts_of_log_probabilities_that_nobody_asks_for_are_an_error() -> None:
     with pytest.raises(ParameterError, match="return_text_in_logprobs=False does nothing without log-probabilities"):
         ask.run(backend=ul.Echo())
     assert ask.run(backend=ul.Echo(["hi"]), return_logprob=True)["x"] == "hi"
+
+
+def test_two_paths_name_one_file_also_before_it_is_made(tmp_path: Path) -> None:
+    file, link, hard = (str(tmp_path / name) for name in ("a", "link", "hard"))
+    assert checks.is_one_file(file, str(tmp_path / "b" / ".." / "a"))
+    Path(file).write_text("")
+    os.symlink(file, link)
+    os.link(file, hard)
+    assert checks.is_one_file(file, link)
+    assert checks.is_one_file(link, hard)
+    assert not checks.is_one_file(file, str(tmp_path / "c"))
+    assert not checks.is_one_file(file, "\0")
