@@ -35,8 +35,8 @@ test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore=tests/stress
 	$(BIN)/python -m pytest tests/stress
 
-# What `make test` leaves out: minutes of load on purpose, 40,000 calls of a fuzz, cases of sampled tests, and two thirds
-# of the examples of hypothesis, new ones each time.
+# What `make test` leaves out: minutes of load on purpose, 40,000 calls of a fuzz, cases of sampled tests, and five
+# sixths of the examples of hypothesis, new ones each time.
 nightly: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m nightly --hypothesis-profile=nightly -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore=tests/stress
 	$(BIN)/python -m pytest -m nightly --hypothesis-profile=nightly tests/stress

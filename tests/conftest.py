@@ -8,7 +8,7 @@ Files that start processes or load the default model come first, then kernels, s
 longest, and a worker that began one of them last would keep the others waiting. (pytest-xdist would begin with the
 files of most tests instead; the Makefile says --no-loadscope-reorder.)
 
-Hypothesis draws the same examples in every run, so that a change is judged by what it changed, and a third of those
+Hypothesis draws the same examples in every run, so that a change is judged by what it changed, and a sixth of those
 that a test asks for. `make nightly` draws all, others each time (`--hypothesis-profile=nightly`); what it finds becomes
 an `@example`. Of a test marked `sampled(N)` the default suite runs one of N cases, spread over all its parameters, and
 `make nightly` the rest.
@@ -90,19 +90,21 @@ def _leave_to_nightly(items: list[pytest.Item]) -> None:
 
 
 def _share_examples(items: list[pytest.Item], *, nightly: bool) -> None:
-    """Lets properties draw a third of the examples that they ask for, of few all; the nightly group runs all."""
-    properties = defaultdict(list)
+    """Lets properties draw a sixth of the examples that they ask for, of few all; the nightly group runs all."""
+    properties: dict[object, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if isinstance(item, pytest.Function) and hasattr(item.function, "_hypothesis_internal_use_settings"):
-            properties[item.function].append(item)
+        if isinstance(item, pytest.Function):
+            machine = item.cls if isinstance(getattr(item.cls, "settings", None), settings) else None
+            if machine is not None or hasattr(item.function, "_hypothesis_internal_use_settings"):
+                properties[machine or item.function].append(item)
     for test, cases in properties.items():
         if nightly:
             for item in cases:
                 item.add_marker(pytest.mark.nightly)
-        else:
-            asked = test._hypothesis_internal_use_settings  # there is no public way to change them
-            fewer = settings(asked, max_examples=min(asked.max_examples, max(8, asked.max_examples // 3)))
-            test._hypothesis_internal_use_settings = fewer
+        else:  # there is no public way to change those of a function
+            name = "settings" if isinstance(test, type) else "_hypothesis_internal_use_settings"
+            asked = getattr(test, name)
+            setattr(test, name, settings(asked, max_examples=min(asked.max_examples, max(6, asked.max_examples // 6))))
 
 
 def pytest_collection_finish() -> None:

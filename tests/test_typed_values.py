@@ -88,6 +88,7 @@ def ask(s, **options):
 
 @pytest.mark.usefixtures("runtime")
 @pytest.mark.parametrize("annotation", TYPES, ids=lambda annotation: typed(annotation).name)
+@pytest.mark.sampled(4)
 def test_every_answer_is_an_object_of_the_type(annotation: Any) -> None:
     known = typed(annotation)
     for seed, most in ((1, 160), (2, 90)):

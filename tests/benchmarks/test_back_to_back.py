@@ -8,6 +8,7 @@ pytestmark = pytest.mark.model
 
 
 @pytest.mark.parametrize(("name", "late"), [("few_shot_batch", False), ("json_decode_regex", True)])
+@pytest.mark.nightly
 def test_steps_of_a_workload_are_counted(name: str, late: bool) -> None:
     options = {"overlap": True, "pool_tokens": 65_536}
     row = measured(name, options, 0.002, programs=4, concurrency=4)

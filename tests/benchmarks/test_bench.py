@@ -251,6 +251,7 @@ def test_a_run_that_adds_goes_on_with_turns_of_its_own(tmp_path: Path, results: 
 
 
 @pytest.mark.processes
+@pytest.mark.nightly
 def test_a_peer_meets_the_full_configuration_and_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Toy(Weighed):
         version = "1"

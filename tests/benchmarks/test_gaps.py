@@ -113,6 +113,7 @@ def digits(s: ul.State) -> None:
     s += " and a text: " + ul.gen("t", max_tokens=12, ignore_eos=True)
 
 
+@pytest.mark.nightly
 def test_a_runtime_writes_when_its_device_ran_and_every_idle_second_has_a_cause(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     options = {"overlap": True, "debug": {"pretend_step": 0.002, "trace": str(path)}}

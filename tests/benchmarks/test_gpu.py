@@ -468,11 +468,13 @@ def test_tests_are_counted_by_file_and_those_that_passed_are_not_run_again(proce
     assert again.is_complete(chosen)
 
 
+@pytest.mark.nightly
 def test_pytest_that_does_not_begin_is_no_success(tmp_path: Path) -> None:
     with pytest.raises(NoTests, match="before the tests began"):
         run_tests(Outcomes("toy", "abc"), 120.0, ("not gpu", str(tmp_path / "nowhere")))
 
 
+@pytest.mark.nightly
 def test_a_folder_without_such_tests_is_no_success(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text("def test_a(): pass\n")
     with pytest.raises(NoTests, match="no test is marked 'gpu' in"):

@@ -159,6 +159,7 @@ def small() -> list[Case]:
 
 
 @pytest.mark.parametrize("peer", FAKES, ids=lambda peer: peer.name)
+@pytest.mark.sampled(4)
 def test_a_peer_is_asked_for_what_our_kernel_computes(peer: Peer, small: list[Case]) -> None:
     refused: list[str] = []
     figures = [one.take() for one in peer_figures(iter(small), [peer], HostStopwatch(), refused.append)]

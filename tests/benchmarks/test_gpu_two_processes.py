@@ -56,6 +56,7 @@ def test_configurations_run_by_their_worth_each_on_all_workloads_and_the_first_t
     assert DECISIVE == ("json_schema_extract", "json_decode_regex", "hellaswag_20shot", "tree_of_thought_gsm8k")
 
 
+@pytest.mark.nightly
 def test_a_workload_runs_in_two_processes_and_its_trace_becomes_a_table_and_a_picture() -> None:
     said: list[str] = []
     engine = TwoProcesses(TINY, [toy("toy")], ON_HOST, CPU, Budget(600.0), said.append)

@@ -53,6 +53,7 @@ def sweep_of(folder: Path, said: list[str], *, dry: bool = False) -> Sweep:
     return Sweep(ToyCard(), SMALLEST, HARDWARE, folder, "ada", dry, said.append)
 
 
+@pytest.mark.nightly
 def test_the_winner_is_written_with_where_it_was_measured(folder: Path) -> None:
     said: list[str] = []
     found = sweep_of(folder, said).kernel("linear_row", {"outputs": [2, 4, 8], "warps": [2, 4, 8]})

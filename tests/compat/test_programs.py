@@ -93,6 +93,7 @@ BACKENDS: dict[str, Callable[[Shape], AbstractContextManager[Backend]]] = {
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=NAMES)
+@pytest.mark.sampled(5)
 def test_a_published_shape_runs(shape: Shape, backend: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Form, "shaped", shortest)
     with BACKENDS[backend](shape) as model:

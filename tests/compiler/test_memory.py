@@ -153,6 +153,7 @@ TYPICAL: dict[str, Spec] = {
 
 @pytest.mark.filterwarnings("ignore::umbel.TemplateWarning", "ignore::umbel.TraceWarning")
 @pytest.mark.parametrize("name", TYPICAL)
+@pytest.mark.sampled(4)
 def test_the_bound_is_not_absurd(backend: Watched, name: str) -> None:
     assert ratio(backend, TYPICAL[name]) < 1.5
 

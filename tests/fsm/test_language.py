@@ -61,6 +61,7 @@ def test_ranges_are_normal(ranges: list[tuple[int, int]]) -> None:
         (classes.ASCII_SPACE, r"(?a)\s"),
     ],
 )
+@pytest.mark.sampled(4)
 def test_classes_are_those_of_re(found: CharSet, pattern: str) -> None:
     text = "".join(map(chr, SCALARS))
     assert members(found) == [ord(character) for character in re.findall(pattern, text)]

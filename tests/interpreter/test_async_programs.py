@@ -41,6 +41,7 @@ def test_an_async_program_runs_on_the_callers_loop(echo: Echo) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.nightly
 def test_two_thousand_at_once_need_a_constant_number_of_threads() -> None:
     gate = Gate()
     echo = Echo(gate=gate, record=10)

@@ -34,6 +34,7 @@ def test_python_m_umbel_is_the_command() -> None:
 
 @pytest.mark.parametrize("words", [["fsm", "[0-9]{4}"], ["--help"], ["serve", "--help"]], ids=" ".join)
 @pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.sampled(4)
 def test_a_reader_that_has_seen_enough_ends_the_output_silently(words: list[str], unbuffered: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)

@@ -163,6 +163,7 @@ NUMBERS = [
     ids=lambda value: type(value).__name__,
 )
 @pytest.mark.parametrize(("call", "name", "valid"), NUMBERS, ids=lambda part: getattr(part, "__name__", str(part)))
+@pytest.mark.sampled(5)
 def test_every_number_has_a_range_and_its_message_a_name(call, name, valid, value) -> None:
     with pytest.raises(ParameterError, match=name) as caught:
         call(**{**valid, name: value})

@@ -54,6 +54,7 @@ def test_it_answers_95_of_100_held_out_questions(shapes: LocalBackend) -> None:
     assert sum(right) >= 950
 
 
+@pytest.mark.nightly
 def test_transformers_says_the_same(shapes: LocalBackend) -> None:
     """Of the same checkpoint, asked through its own LLaVA class and processor."""
     scores = measure(FOLDER, 70)

@@ -34,6 +34,7 @@ def check_named(endpoint: Endpoint, answer: Answered, field: str) -> None:
 
 
 @pytest.mark.parametrize("endpoint", TAKING, ids=lambda each: f"{each.method} {each.path}")
+@pytest.mark.sampled(4)
 def test_a_value_of_another_type_or_out_of_range_is_refused_by_the_name_of_its_field(endpoint: Endpoint) -> None:
     operation = DOCUMENT["paths"][endpoint.path][endpoint.method.lower()]
     schema = resolved(operation["requestBody"]["content"]["application/json"]["schema"])

@@ -365,6 +365,7 @@ PUBLIC = {"/health": 503, "/ui": 200}  # of a server that has not started; the p
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda each: f"{each.method} {each.path}")
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer sk-wrong"}, {"x-api-key": "sk-on"}])
+@pytest.mark.sampled(5)
 def test_every_route_but_health_and_the_page_asks_for_a_key(endpoint: Endpoint, headers: dict[str, str]) -> None:
     assert endpoint.public == (endpoint.path in PUBLIC)
 

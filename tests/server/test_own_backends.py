@@ -68,7 +68,7 @@ def openai_completion() -> Backend:
 BACKENDS: tuple[Callable[[], Backend], ...] = (openai_chat, openai_completion, ServedAnthropic)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("make", BACKENDS, ids=conformance.name_of)
 @pytest.mark.parametrize("case", conformance.CASES, ids=conformance.name_of)
 def test_a_hosted_backend_conforms_on_this_server(case: conformance.Case, make: Callable[[], Backend]) -> None:

@@ -470,6 +470,7 @@ def repeats(s: ul.State, question: str) -> Any:
         ("/v1/messages", "max_tokens"),
     ],
 )
+@pytest.mark.sampled(4)
 def test_fields_that_equal_the_defaults_of_the_library_hold_too(path: str, limit: str) -> None:
     question: Any = {"input": "x"} if path == "/v1/responses" else {"messages": [{"role": "user", "content": "x"}]}
 

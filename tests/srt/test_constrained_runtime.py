@@ -75,6 +75,7 @@ def validates(schema: Schema, text: str) -> None:
 
 
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 8), marks=pytest.mark.nightly)], ids=str)
+@pytest.mark.nightly
 def test_every_text_of_random_schemas_validates(seeds: range) -> None:
     asked = [
         (schema, request(f"{index}-{seed}", schema_spec(schema), max_tokens=160, seed=seed, temperature=1.0))
@@ -104,6 +105,7 @@ def test_jumps_change_nothing(temperature: float) -> None:
     assert seen[0] == seen[1]
 
 
+@pytest.mark.nightly
 def test_every_budget_from_the_least_on_gives_a_whole_text() -> None:
     for index, schema in enumerate(SCHEMAS[:24]):
         (refused,) = answers([request("a", schema_spec(schema), max_tokens=0, seed=1)])
@@ -245,7 +247,7 @@ args: name ("," name)*
 body: " " name ("+" name)*  "\\n"'''
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("budget", [1, 2, 16, 24, 32, 48])
 @pytest.mark.parametrize(
     ("grammar", "whole"),
@@ -285,6 +287,7 @@ LISTED = {"type": "array", "items": {**NAMED, "additionalProperties": False}}
 
 @pytest.mark.parametrize("jump_forward", [True, False])
 @pytest.mark.parametrize(("schema", "invented"), [(MEMBERS, '"aa": 0}'), (LISTED, '{"n": "aa"}]')])
+@pytest.mark.sampled(4)
 def test_a_text_closes_before_a_comma_and_not_behind_it(schema: Schema, invented: str, jump_forward: bool) -> None:
     """What the shortest end would write behind a comma is nobody's member."""
     spec, comma = schema_spec(schema), {ord(","): 30.0, ord("}"): 12.0, ord('"'): 20.0, ord("]"): -30.0}

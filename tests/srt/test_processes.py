@@ -564,6 +564,7 @@ def test_no_start_of_an_engine_takes_longer_than_the_startup_timeout(monkeypatch
         pytest.param(*("gateway.send:1:hang", ConnectionLostError, "it has not answered"), marks=pytest.mark.nightly),
     ],
 )
+@pytest.mark.nightly
 def test_a_process_that_sleeps_with_the_interpreter_lock_is_found_and_replaced(
     point: str, kind: type[UmbelError], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("name", sorted(set(dir(str)) - KEPT))
+@pytest.mark.sampled(5)
 def test_every_other_method_of_a_string_is_a_look(name: str) -> None:
     """So that a new one of a later Python is not forgotten."""
 
@@ -215,6 +216,7 @@ INSIDE: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("look", INSIDE.values(), ids=INSIDE)
+@pytest.mark.sampled(4)
 def test_looks_at_texts_that_hold_a_symbol_are_refused(look: Callable[[Any], Any]) -> None:
     def program(s, q):
         look(q)

@@ -48,6 +48,7 @@ TEXTS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 @pytest.mark.parametrize("given", ["  Why? äß\t ", "", "x", "a\nb\n", "%s {} \\"])
+@pytest.mark.sampled(5)
 def test_text_of_a_symbol_is_text_of_its_value(text: Callable[[Any], str], given: str) -> None:
     if text is TEXTS["slices"] and not given:
         given = "z"  # the first character of nothing is an error in both

@@ -75,6 +75,7 @@ CHANGES: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.sampled(5)
 def test_a_changed_text_is_refused(change: Callable[[str], str]) -> None:
     def program(s, q):
         s += "x" + change("".join(["", q]))

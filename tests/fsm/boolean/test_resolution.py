@@ -184,6 +184,7 @@ def test_what_is_spelled_can_be_intersected() -> None:
         r"(?:(?!a|b)\w){1,5000}",
     ],
 )
+@pytest.mark.sampled(4)
 def test_what_blows_up_ends(pattern: str) -> None:
     with pytest.raises(LimitExceeded, match="intersect") as refusal:
         resolve(Grammar(parse_regex(pattern)), Limits())

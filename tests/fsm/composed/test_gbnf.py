@@ -53,6 +53,7 @@ def admits(grammar: str, text: str) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.sampled(4)
 def test_random_expressions_have_the_same_texts_as_their_grammars(seed: int) -> None:
     met: Counter[str] = Counter()
     for number in range(15):

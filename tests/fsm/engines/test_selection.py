@@ -300,6 +300,7 @@ def takes(constraint: TextConstraint, text: str) -> bool:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("regex", DIALECTS)
+@pytest.mark.sampled(5)
 def test_every_engine_takes_what_python_matches_or_refuses_the_expression(
     of_bytes: Engines, regex: str, engine: Engine
 ) -> None:

@@ -39,6 +39,7 @@ PATTERNS = [
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.sampled(5)
 def test_a_pattern_means_what_it_means_to_re(pattern: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)

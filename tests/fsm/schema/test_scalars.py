@@ -165,6 +165,7 @@ CHECKS = {
 
 
 @pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.sampled(4)
 def test_formats_admit_the_usual_and_nothing_wrong(name: str) -> None:
     check, right, wrong = CHECKS[name]
     schema = {"type": "string", "format": name}

@@ -38,6 +38,7 @@ def engines(encode: Callable[[str], list[int]]) -> Engines:
     return Engines(Masks(Vocabulary(list(source.vocabulary()), source.eos_ids)), encode=encode)
 
 
+@pytest.mark.nightly
 def test_the_canonical_tokens_of_a_text_are_allowed(engines: Engines, encode: Callable[[str], list[int]]) -> None:
     constraint = engines.open(Source("json_schema", json.dumps(OBJECT)))
     text = '{"html": "<h1>Füße 漢字 😀</h1>\\n<b>x</b>", "n": 12}'

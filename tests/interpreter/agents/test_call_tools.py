@@ -123,6 +123,7 @@ RUNS: dict[str, tuple[list[str], dict[str, Any], str | None, list[tuple[str, str
 
 
 @pytest.mark.parametrize("name", RUNS)
+@pytest.mark.sampled(5)
 def test_scripted_runs(serve: Serve, name: str) -> None:
     script, options, answer, calls, steps = RUNS[name]
     state = agent.run(question="Please?", **options, backend=serve(list(script)))
@@ -351,6 +352,7 @@ def test_one_call_at_a_time_is_one_where_the_provider_has_no_such_field() -> Non
 
 
 @pytest.mark.parametrize("options", [{"parallel": False}, {"tool_choice": "add"}])
+@pytest.mark.sampled(4)
 def test_only_the_first_call_of_an_answer_is_run_where_one_is_asked_for(serve: Serve, options: dict[str, Any]) -> None:
     twice = add.spelled(a=1, b=2) + "\n" + add.spelled(a=3, b=4)
     result = agent.run(question="?", **options, backend=serve([twice, twice, "3."])).ret_value
@@ -642,7 +644,7 @@ def oracle() -> Iterator[Backend]:
     loop.streams.run(backend.close())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ORACLE)
 @pytest.mark.parametrize(
     "program", [agent, pytest.param(async_agent, marks=pytest.mark.nightly)], ids=["sync", "async"]

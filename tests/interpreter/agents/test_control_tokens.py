@@ -16,6 +16,7 @@ SPECIAL = ("<|im_start|>", "<|im_end|>", "<s>", "<start_of_turn>", "</tool_call>
 
 
 @pytest.mark.parametrize("control", [SPECIAL, SPECIAL[:-1]], ids=["all", "marks of calls are text"])
+@pytest.mark.nightly
 def test_a_result_brings_no_control_token_to_the_engine(
     control: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def test_gemini_sees_pictures(spelling: str) -> None:
 @pytest.mark.parametrize("name", ["gemini", "ollama"])
 @pytest.mark.parametrize("fault", [*AGAIN, *LEGAL])
 @pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.sampled(4)
 def test_a_fault_before_an_answer_is_tried_again_and_pieces_are_put_together(
     name: str, fault: Fault, streams: bool
 ) -> None:
@@ -81,6 +82,7 @@ def test_a_fault_before_an_answer_is_tried_again_and_pieces_are_put_together(
 @pytest.mark.parametrize("name", ["gemini", "ollama"])
 @pytest.mark.parametrize("fault", BROKEN)
 @pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.sampled(4)
 def test_a_broken_answer_is_an_error_and_no_shorter_answer(name: str, fault: Fault, streams: bool) -> None:
     """What stays broken at every try; a provider's own key is in its words, and in none of ours."""
     with served(name, fault, fault, fault, fault) as server:

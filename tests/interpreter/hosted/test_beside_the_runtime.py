@@ -54,7 +54,7 @@ def observed(name: str, backend: Backend) -> Any:
         return EXAMPLES[name].observe(load(name))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name",
     [
@@ -72,6 +72,7 @@ def test_the_variables_are_those_of_the_runtime(
             assert observed(name, backend) == expected, beside.__name__
 
 
+@pytest.mark.nightly
 def test_a_chat_with_branches_and_begun_answers_is_that_of_the_runtime(oracle: tuple[LocalBackend, Voice]) -> None:
     @ul.function
     def interview(s: ul.State) -> None:

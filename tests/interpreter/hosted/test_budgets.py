@@ -71,6 +71,7 @@ def client(server: Server, model: str) -> ul.OpenAI | ul.Anthropic:
         (conversation, FakeAnthropic, "claude-opus-4-6"),  # which cannot go on with a message
     ],
 )
+@pytest.mark.sampled(4)
 def test_what_a_server_counts_stays_inside_the_budget_and_the_estimate(
     program: ul.Program, kind: type[Server], model: str
 ) -> None:

@@ -352,7 +352,7 @@ def test_every_example_that_takes_a_backend_is_looked_at():
     assert set(NAMES) - set(EXAMPLES) - seeing - calling == {"radix_replay", "semantic_search"}  # which have no program
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_variables_are_the_same_everywhere(name: str, capsys: pytest.CaptureFixture[str]):
     example = EXAMPLES[name]
@@ -365,6 +365,7 @@ def test_the_variables_are_the_same_everywhere(name: str, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("hosted", HOSTED)
+@pytest.mark.sampled(4)
 def test_a_chat_gives_the_same_variables(hosted: Callable[[Story], Any]):
     """Roles, an answer with several parts, and a fork. Completion models are given roles as the template has them."""
 
@@ -424,6 +425,7 @@ MADE = ("sglang", "endpoint", "chat", "completion", "claude", "gemini", "ollama"
 
 
 @pytest.mark.parametrize("name", MADE)
+@pytest.mark.sampled(4)
 def test_a_backend_that_is_dropped_ends_its_own_connections_alone(name: str, made: dict[str, Callable[[], Backend]]):
     """Those that connect right after it get its descriptors: they are heard on."""
 
@@ -453,7 +455,7 @@ def test_a_backend_that_is_dropped_ends_its_own_connections_alone(name: str, mad
     assert gone() is None
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize("case", conformance.CASES, ids=conformance.name_of)
 def test_conforms(case: conformance.Case, name: str, made: dict[str, Callable[[], Backend]]):

@@ -140,7 +140,7 @@ def told(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]
             logging.getLogger(name).setLevel(logging.NOTSET)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name)
 def test_one_fault_costs_one_more_call_or_an_error(kind: str, fault: Fault) -> None:
     world = World(kind, fault, stays=False)
@@ -166,7 +166,7 @@ def test_one_fault_costs_one_more_call_or_an_error(kind: str, fault: Fault) -> N
     assert len(world.waits) == made - TIMES
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name)
 def test_a_fault_that_stays_ends_every_call_and_tells_no_key(
     kind: str, fault: Fault, told: pytest.LogCaptureFixture

@@ -98,6 +98,7 @@ def text(s):
 
 @pytest.mark.parametrize("program", [conversation, text], ids=["conversation", "text"])
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
+@pytest.mark.sampled(4)
 def test_every_model_gives_the_same_values_and_says_how_sure_they_are(place: Place, program: ul.Program) -> None:
     script = [a for kind in KINDS for a in (ANSWERS[kind][1:] if kind in place.enforced else ANSWERS[kind])]
     with place.serve(script) as server:
@@ -166,6 +167,7 @@ class Solid(pydantic.BaseModel):
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
 @pytest.mark.parametrize("in_turn", [True, False], ids=["conversation", "text"])
+@pytest.mark.sampled(4)
 def test_a_validator_of_a_class_has_every_model_asked_again(place: Place, in_turn: bool) -> None:
     @ul.function
     def program(s: ul.State) -> None:

@@ -60,6 +60,7 @@ PLACES = [
 
 @pytest.mark.parametrize(("features", "model", "mode"), PLACES)
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.sampled(4)
 def test_one_program_gives_the_same_everywhere(features, model, mode, stream):
     chat_template = ul.ChatTemplate(CHATML) if mode == "completion" else None
     with FakeOpenAI(speak, features=features, models=[model]) as server:

@@ -56,6 +56,7 @@ CASES = [(backend, option) for backend, (make, _) in MAKES.items() for option in
 
 
 @pytest.mark.parametrize(("backend", "option"), CASES)
+@pytest.mark.sampled(5)
 def test_a_value_of_a_wrong_kind_is_refused_where_it_is_given(
     backend: str, option: str, monkeypatch: pytest.MonkeyPatch
 ):

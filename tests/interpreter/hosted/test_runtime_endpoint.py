@@ -145,6 +145,7 @@ AT_ONCE = Environment(sleep=lambda seconds: asyncio.sleep(0))
 
 @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 408, 410, 418, 422, 429, 500, 501, 502, 503, 504, 529])
 @pytest.mark.parametrize("named", [None, "local-7b"])
+@pytest.mark.sampled(4)
 def test_a_gateway_that_refuses_unknown_paths_is_asked_by_the_openai_dialect(status: int, named: str | None):
     with Gateway(status) as server:
         model = endpoint(server, model=named, environment=AT_ONCE)
@@ -339,6 +340,7 @@ CONVERSATION = [
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sampled(4)
 def test_a_name_gives_one_prompt_and_no_process_wherever_it_is_written(name: str, monkeypatch: pytest.MonkeyPatch):
     expected = chat_template_by_name(name).render(CONVERSATION, add_generation_prompt=True)
     chat = "http://127.0.0.1:9"
@@ -597,6 +599,7 @@ class Hostile(FakeSGLang):
         [None],
     ],
 )
+@pytest.mark.sampled(4)
 def test_an_answer_that_is_none_is_an_error_of_ours(told: object):
     with Hostile(told=told) as server:
         for program in (answer, choose):

@@ -500,6 +500,7 @@ def test_a_budget_for_thinking_is_sent_and_counted():
 
 @pytest.mark.parametrize("end", ["closed", "dropped"])
 @pytest.mark.parametrize("given", [True, False])
+@pytest.mark.sampled(4)
 def test_the_client_of_google_is_closed_with_its_backend_unless_it_was_given(
     given: bool, end: str, monkeypatch: pytest.MonkeyPatch
 ):

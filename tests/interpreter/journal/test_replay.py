@@ -167,6 +167,7 @@ def test_a_test_is_recorded_once_and_replayed_from_then_on(
 
 
 @pytest.mark.processes
+@pytest.mark.nightly
 def test_a_changed_program_fails_its_test_until_it_is_recorded_again(
     project: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
@@ -232,6 +233,7 @@ def test_without_a_call(umbel_journal):
 
 
 @pytest.mark.processes
+@pytest.mark.nightly
 def test_each_test_has_a_file_of_its_own_and_a_failed_recording_leaves_none(
     project: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,7 @@ def check(form: Form, capabilities: Capabilities, deviates: int, seed: int, **op
 
 
 @pytest.mark.parametrize("part", range(5))
+@pytest.mark.sampled(4)
 def test_variables_are_those_of_the_plain_run(part: int) -> None:
     saved = missed = 0
     for seed in range(part * SEEDS // 5, (part + 1) * SEEDS // 5):

@@ -279,6 +279,7 @@ def test_the_page_follows_a_file_that_grows(
 
 @needs_chromium
 @pytest.mark.processes
+@pytest.mark.nightly
 def test_ten_thousand_programs_stay_usable(tmp_path: Path) -> None:
     path = tmp_path / "batch.jsonl"
     state = check.run(text="one", backend=ul.Echo())

@@ -161,6 +161,7 @@ async def both(client: AsgiClient, body: dict[str, Any]) -> dict[str, Any]:
     ],
     ids=str,
 )
+@pytest.mark.sampled(4)
 def test_a_stream_a_whole_answer_and_the_count_are_equal(fields: dict[str, Any]) -> None:
     async def scenario(client: AsgiClient) -> None:
         body = BODY | fields
@@ -349,6 +350,7 @@ def test_a_template_that_cannot_reason_is_named_in_a_header() -> None:
     ],
     ids=str,
 )
+@pytest.mark.sampled(4)
 def test_a_header_names_what_changes_nothing(fields: dict[str, Any], said: str | None) -> None:
     async def scenario(client: AsgiClient) -> None:
         warning = (await client.post("/v1/messages", BODY | fields)).headers.get("umbel-warning")

@@ -40,6 +40,7 @@ class Served(RuntimeEndpoint):
 @pytest.mark.filterwarnings("ignore::umbel.lang.chat_template.TemplateWarning")
 @pytest.mark.parametrize("case", conformance.CASES, ids=conformance.name_of)
 @pytest.mark.parametrize("dialect", ["auto", pytest.param("sglang", marks=pytest.mark.nightly)])
+@pytest.mark.sampled(4)
 def test_an_endpoint_conforms_on_this_server(case: conformance.Case, dialect: str) -> None:
     conformance.check(case, lambda: Served(server=dialect))
 

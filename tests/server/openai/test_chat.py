@@ -126,6 +126,7 @@ def plain(choice: dict[str, Any]) -> dict[str, Any]:
     ],
     ids=lambda fields: json.dumps(fields)[:60],
 )
+@pytest.mark.sampled(4)
 def test_a_stream_and_a_whole_answer_are_equal(fields: dict[str, Any]) -> None:
     async def scenario(client: AsgiClient) -> None:
         whole = await client.post("/v1/chat/completions", BODY | fields)

@@ -380,7 +380,7 @@ OF_THE_TREE = {conformance.usage_counts_what_was_cached, conformance.a_state_can
 CASES = [case for case in conformance.CASES if case not in OF_THE_TREE]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.filterwarnings("ignore::umbel.lang.chat_template.TemplateWarning")
 @pytest.mark.parametrize("case", CASES, ids=conformance.name_of)
 def test_a_runtime_on_blocks_conforms_as_a_backend(case: conformance.Case) -> None:

@@ -378,6 +378,7 @@ def test_a_killed_process_costs_no_answer() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.nightly
 def test_a_stopped_process_costs_no_answer() -> None:
     async def run() -> None:
         compiler = CompilerProcess(CompilerLimits(), lambda: None, WorkerLimits(look=0.01, idle_seconds=0.1))
@@ -469,6 +470,7 @@ def test_the_start_of_the_process_counts_against_no_constraint(monkeypatch: pyte
     ],
     ids=["never ready", "killed", "terminated", "stopped", "sleeping", "aborted", "deaf"],
 )
+@pytest.mark.sampled(4)
 def test_an_error_says_what_became_of_the_process(
     monkeypatch: pytest.MonkeyPatch, source: str, kind: type[Exception], said: str, tries: int
 ) -> None:

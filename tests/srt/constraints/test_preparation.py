@@ -231,6 +231,7 @@ def no_collections() -> Iterator[None]:
     [pytest.param(spec, marks=[pytest.mark.nightly] * (spec is LARGE)) for spec in KINDS],
     ids=lambda spec: f"{spec.kind} {spec.source[:16]}",
 )
+@pytest.mark.sampled(4)
 def test_no_constraint_keeps_the_interpreters_lock(opener: VocabularyMatcherFactory, spec: ConstraintSpec) -> None:
     compile_constraint(spec, "auto")  # the compiler's imports are not the engine's
     with Ticker() as ticker, ThreadPoolExecutor(1) as thread:

@@ -265,6 +265,7 @@ def test_every_generated_call_is_one_of_the_tools() -> None:
 
 
 @pytest.mark.parametrize("call_format", FORMATS.values(), ids=lambda each: each.name)
+@pytest.mark.sampled(4)
 def test_an_answer_without_a_call_is_the_one_without_tools(call_format: CallFormat) -> None:
     """To the last token: also where little is left of max_tokens."""
     auto = tools_constraint(TOOLS, ToolChoice(), call_format)

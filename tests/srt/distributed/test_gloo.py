@@ -56,6 +56,7 @@ def truth() -> list[list[int]]:
     ("graphs", "overlap"),
     [(True, True), *(pytest.param(*ways, marks=pytest.mark.nightly) for ways in ((True, False), (False, True)))],
 )
+@pytest.mark.nightly
 def test_two_processes_give_the_tokens_of_one_with_graphs_and_without(
     tmp_path: Path, truth: list[list[int]], graphs: bool, overlap: bool
 ) -> None:

@@ -199,6 +199,7 @@ class NoCapture(HostAccelerator):
 
 
 @pytest.mark.parametrize("lacking", [(0,), (1,), (1, 2), (0, 1, 2)])
+@pytest.mark.sampled(4)
 def test_ranks_of_which_one_cannot_capture_run_without_graphs(
     lacking: tuple[int, ...], caplog: pytest.LogCaptureFixture
 ) -> None:

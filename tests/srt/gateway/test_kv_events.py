@@ -92,6 +92,7 @@ class Workload:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.sampled(4)
 def test_a_subscriber_has_the_blocks_of_the_engine_after_every_step(seed: int, tmp_path: Path) -> None:
     async def run(world: World) -> None:
         work = Workload(seed)

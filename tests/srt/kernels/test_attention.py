@@ -166,6 +166,7 @@ def test_a_plan_outlives_its_batch(library: ctypes.CDLL) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 333])
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 9, 33, 70])
+@pytest.mark.sampled(5)
 def test_long_runs_are_right_for_any_number_of_rows(
     isa: Isa, library: ctypes.CDLL, rows: int, window: int | None, dtype: torch.dtype
 ) -> None:

@@ -108,6 +108,7 @@ def assert_fine(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> Non
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
+@pytest.mark.sampled(5)
 def test_a_product_is_that_of_the_dequantised_weights_and_the_rounded_inputs(
     library: ctypes.CDLL, isa: Isa, kind: str
 ) -> None:
@@ -119,6 +120,7 @@ def test_a_product_is_that_of_the_dequantised_weights_and_the_rounded_inputs(
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
+@pytest.mark.sampled(5)
 def test_fine_inputs_have_16_bits(library: ctypes.CDLL, kind: str) -> None:
     weight, bias = blocks(kind, 50, 768), normal(50, seed=1)
     matrix, floats, x = PackedMatrix(library, [weight], fine=True), dequantised(weight), normal(70, 768)
@@ -158,6 +160,7 @@ def test_a_row_gives_the_same_bits_alone_in_a_batch_and_in_a_panel(library: ctyp
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q8_0"])
 @pytest.mark.parametrize(("rows", "n", "k"), [(1, 410, 512), (5, 410, 512), (130, 410, 512), (1, 20, 16_896)])
+@pytest.mark.sampled(4)
 def test_the_number_of_threads_changes_no_bit(library: ctypes.CDLL, kind: str, rows: int, n: int, k: int) -> None:
     x, weight = normal(rows, k), blocks(kind, n, k)
     first, *others = with_each_team(library, lambda: PackedMatrix(library, [weight])(x))
@@ -206,6 +209,7 @@ def test_sizes_are_free(kind: str, rows: int, n: int, spans: int, seed: int) -> 
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
+@pytest.mark.sampled(5)
 def test_the_largest_codes_and_inputs_do_not_overflow(library: ctypes.CDLL, kind: str) -> None:
     for byte in (0, 127, 128, 255):
         source = blocks(kind, 16, 256)

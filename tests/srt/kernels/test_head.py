@@ -126,6 +126,7 @@ def assert_same(head: Head, x: torch.Tensor, row_requests: RowRequests) -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize(("rows", "vocab", "hidden"), [(1, 3000, 64), (7, 1001, 200), (19, 700, 1100), (70, 333, 33)])
+@pytest.mark.sampled(5)
 def test_the_best_token_is_that_of_all_logits(
     library: ctypes.CDLL, form: Format, rows: int, vocab: int, hidden: int
 ) -> None:
@@ -181,6 +182,7 @@ def test_of_equal_tokens_the_first_is_chosen(library: ctypes.CDLL, form: Format)
 
 
 @pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.sampled(4)
 def test_near_ties_are_decided_by_exact_logits(library: ctypes.CDLL, form: Format) -> None:
     base = normal(1, 64)
     weight = base + 1e-3 * normal(2500, 64, seed=1)  # all of them lie within the screen's bounds
@@ -257,6 +259,7 @@ def test_without_a_screen_the_choice_is_the_same(library: ctypes.CDLL) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.sampled(4)
 def test_coarse_estimates_choose_the_same(library: ctypes.CDLL, form: Format) -> None:
     weight, x = normal(3000, 96), states(40, 96)
     x[:, 50] *= 30  # one group of inputs is far larger than the others
@@ -280,7 +283,7 @@ def test_thousands_of_tokens_that_nobody_uses_fill_no_shortlist(library: ctypes.
     assert head.counters.fallbacks == 0
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_number_of_threads_and_of_rows_changes_nothing(library: ctypes.CDLL, form: Format) -> None:
     head, x = head_of(library, normal(8200, 96), form), states(21, 96)  # so many tokens that a sample goes first
@@ -339,7 +342,7 @@ def masks(rows: int, vocab: int, share: float, *, seed: int = 5) -> dict[int, Al
     return {row: Allowed(None, words[row].copy()) for row in range(1, rows)}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize(
     ("share", "screen"),

@@ -66,6 +66,7 @@ def assert_close(out: torch.Tensor, expected: torch.Tensor, x: torch.Tensor, wei
 
 @pytest.mark.parametrize("form", FLOATS)
 @pytest.mark.parametrize(("rows", "n", "k"), SHAPES)
+@pytest.mark.sampled(5)
 def test_a_linear_is_that_of_torch(library: ctypes.CDLL, isa: Isa, form: Format, rows: int, n: int, k: int) -> None:
     x, weight, bias = normal(rows, k), normal(n, k, seed=1), normal(n, seed=2)
     matrix = PackedMatrix(library, [weight], form)
@@ -125,6 +126,7 @@ def test_a_row_gives_the_same_bits_alone_and_in_a_batch(library: ctypes.CDLL, fo
 
 @pytest.mark.parametrize("form", FLOATS)
 @pytest.mark.parametrize("rows", [1, 5, 40, 130])
+@pytest.mark.sampled(5)
 def test_the_number_of_threads_changes_no_bit(library: ctypes.CDLL, form: Format, rows: int) -> None:
     x, weight = normal(rows, 700), normal(410, 700, seed=1)
     first, *others = with_each_team(library, lambda: PackedMatrix(library, [weight], form)(x))

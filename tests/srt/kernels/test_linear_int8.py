@@ -52,6 +52,7 @@ def assert_close(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias:
 
 
 @pytest.mark.parametrize(("rows", "n", "k"), SHAPES)
+@pytest.mark.sampled(5)
 def test_a_linear_is_inputs_times_dequantised_weights(library: ctypes.CDLL, rows: int, n: int, k: int) -> None:
     x, weight, bias = normal(rows, k), normal(n, k, seed=1), normal(n, seed=2)
     matrix = PackedMatrix(library, [weight], Format.INT8)
@@ -96,6 +97,7 @@ def test_a_row_gives_the_same_bits_alone_and_in_a_batch(library: ctypes.CDLL) ->
 
 
 @pytest.mark.parametrize("rows", [1, 5, 40, 130])
+@pytest.mark.sampled(4)
 def test_the_number_of_threads_changes_no_bit(library: ctypes.CDLL, rows: int) -> None:
     x, weight = normal(rows, 700), normal(410, 700, seed=1)
     first, *others = with_each_team(library, lambda: PackedMatrix(library, [weight], Format.INT8)(x))

@@ -87,6 +87,7 @@ def test_tokens_are_those_of_torch_whatever_the_number_of_threads(
 
 
 @pytest.mark.parametrize("kind", ["greedy", "all", "top_k", "wide top_k", "top_p", "wide top_p", "min_p"])
+@pytest.mark.sampled(4)
 def test_a_vocabulary_of_a_quarter_million_gives_the_tokens_of_torch(library: ctypes.CDLL, kind: str) -> None:
     only: dict[str, object] = {"inverse_temperatures": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     only |= {

@@ -129,7 +129,7 @@ def whole() -> list[Piece]:
     return [Piece(index, 0, length) for index, length in enumerate(LENGTHS)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_logits_part_from_those_of_float32_by_what_dtype_rounds(
@@ -146,6 +146,7 @@ def test_logits_part_from_those_of_float32_by_what_dtype_rounds(
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(4)
 def test_a_row_has_the_same_hidden_state_alone_and_among_others(library: ctypes.CDLL, case: str) -> None:
     model_type, changes = CASES[case]
     runner = runner_of(reference_model(model_type, **changes), library, torch.bfloat16)
@@ -173,7 +174,7 @@ def test_generated_rows_have_the_same_logits_together_and_one_by_one(library: ct
     assert torch.equal(runner.forward(batch).values[31:], torch.stack(one_by_one))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", [*CASES, *MORE_CASES])
 def test_the_number_of_threads_changes_no_bit_of_a_step(library: ctypes.CDLL, case: str) -> None:
     """Rows enough for all loops to be shared, of sequences too short for their keys to be; then a row of each."""

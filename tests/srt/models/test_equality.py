@@ -101,7 +101,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 RUNS = [(case, kernels) for case in CASES for kernels in ("torch", "native")]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("case", "kernels"), RUNS)
 def test_texts_do_not_depend_on_the_schedule(case: str, kernels: Kernels) -> None:
     torch.set_num_threads(1)
@@ -111,7 +111,7 @@ def test_texts_do_not_depend_on_the_schedule(case: str, kernels: Kernels) -> Non
     assert_texts_do_not_depend_on_the_schedule(runner)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("case", "kernels", "seeds"),
     [
@@ -167,6 +167,7 @@ WINDOW_SLOTS = 40  # for a few windows, and a chunk of 7
 @pytest.mark.parametrize(
     "case", ["gpt-oss", "gemma 3", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("llama 4", "gemma 4"))]
 )
+@pytest.mark.sampled(4)
 def test_texts_are_those_of_one_pool(case: str, kernels: Kernels) -> None:
     torch.set_num_threads(1)
     model_type, changes = CASES[case]

@@ -163,6 +163,7 @@ def one_by_one(tensors: dict[str, torch.Tensor], block: str, names: tuple[str, s
 
 @pytest.mark.parametrize("kernels", ["torch", "native"])
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(4)
 def test_logits_equal_those_of_transformers(case: str, kernels: Kernels) -> None:
     model_type, changes = CASES[case]
     if kernels == "native" and "kv_lora_rank" not in changes and changes.get("head_dim", 12) % 16:

@@ -245,7 +245,7 @@ def native_if(kernels: Kernels, case: tuple[str, dict[str, Any]]) -> tuple[str, 
 RUNS = [(case, kernels) for case in CASES for kernels in ("torch", "native")]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("case", "kernels"), RUNS)
 def test_logits_equal_those_of_transformers_however_the_prompts_are_cut(case: str, kernels: Kernels) -> None:
     model_type, changes = native_if(kernels, CASES[case])
@@ -266,6 +266,7 @@ BFLOAT16_TOLERANCE = 0.04
 
 @pytest.mark.parametrize("kernels", ["torch", "native"])
 @pytest.mark.parametrize("case", ["llama", "mistral", "qwen 2", "qwen 3", "gemma 3", "olmo 2", "granite", "glm 4 0414"])
+@pytest.mark.sampled(4)
 def test_bfloat16_logits_differ_from_those_of_transformers_by_rounding_only(case: str, kernels: Kernels) -> None:
     model_type, changes = native_if(kernels, CASES[case])
     reference = reference_model(model_type, **changes)
@@ -359,6 +360,7 @@ GREEDY = ("qwen 3", "gemma 2", "phi 4 mini", "smollm 3", "olmo 3", "granite", "g
 
 
 @pytest.mark.parametrize("case", GREEDY)
+@pytest.mark.sampled(4)
 def test_greedy_text_equals_that_of_transformers_generate(case: str) -> None:
     model_type, changes = native_if("native", CASES[case])
     reference = reference_model(model_type, **changes)

@@ -137,7 +137,7 @@ def test_native_logits_equal_those_of_transformers(case: str) -> None:
     assert_logits_equal_those_of_transformers(case, "native")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_those_of_transformers(case: str) -> None:
     assert_logits_equal_those_of_transformers(case, "torch")

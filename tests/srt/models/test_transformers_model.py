@@ -80,6 +80,7 @@ def _one_thread() -> None:
 
 
 @pytest.mark.parametrize("model_type", ABLE)
+@pytest.mark.sampled(4)
 def test_logits_equal_those_of_the_module_itself(model_type: str) -> None:
     reference = reference_model(model_type, **ABLE[model_type])
     runner = build_runner(reference.config.to_dict(), tensors_of(reference), num_slots=NUM_SLOTS, dtype="float32")
@@ -98,6 +99,7 @@ def test_a_family_of_ours_gives_the_same_logits_through_transformers() -> None:
 
 
 @pytest.mark.parametrize("model_type", UNABLE)
+@pytest.mark.sampled(4)
 def test_a_model_that_cannot_run_on_our_pool_is_refused_with_the_reason(model_type: str) -> None:
     changes, reason = UNABLE[model_type]
     reference = reference_model(model_type, **changes)

@@ -121,6 +121,7 @@ def test_a_picture_is_blamed_for_what_it_used_up_and_for_nothing_else(cause: Cau
 
 
 @pytest.mark.processes
+@pytest.mark.nightly
 def test_the_largest_pictures_fit_into_its_memory_and_a_bomb_takes_none() -> None:
     """Under its limit of address space, the resident memory cannot rise by more either."""
     arguments = [sys.executable, "-P", "-m", "umbel.srt.multimodal.decode_worker", str(os.getpid())]

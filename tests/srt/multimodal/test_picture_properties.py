@@ -214,6 +214,7 @@ def shown(message: EngineGenerate | EngineScore | EnginePrefill) -> set[int]:
 
 
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.sampled(4)
 def test_any_traffic_ends_well(seed: int) -> None:
     traffic = Traffic(seed)
     for _ in range(300):

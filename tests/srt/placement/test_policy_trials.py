@@ -51,6 +51,7 @@ def test_many_prefixes_on_few_caches() -> None:
     assert ours.throughput >= trial("cache-aware", None).throughput
 
 
+@pytest.mark.nightly
 def test_short_queues_do_not_spread_prefixes() -> None:
     """At half the load that saturates them, the policy keeps what it has, also where events come late."""
     for delay in (0.0, 0.1):

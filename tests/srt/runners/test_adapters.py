@@ -87,7 +87,7 @@ CHUNKS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kernels", ["torch", "native", "triton"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_eight_adapters_in_a_batch_equal_the_merged_models(family: str, kernels: Kernels) -> None:

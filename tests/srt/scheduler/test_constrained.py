@@ -50,6 +50,7 @@ def run(engine: Engine, message_id: int) -> Ended:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("allowed", [FORM, ANSWERS, ("",), ("", "a", "ab"), ("one",)])
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.sampled(5)
 def test_the_text_is_one_of_those_allowed_and_the_same_without_jumps(
     temperature: float, allowed: tuple[str, ...], seed: int
 ) -> None:
@@ -167,6 +168,7 @@ def test_a_stop_string_inside_a_forced_run_ends_the_text() -> None:
 @pytest.mark.parametrize("prompt_logprobs", [None, 0])
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("allowed", [FORM, ("the only one",)])
+@pytest.mark.sampled(4)
 def test_forced_tokens_have_their_own_log_probabilities(
     settings: dict[str, object], prompt_logprobs: int | None, stream: bool, allowed: tuple[str, ...]
 ) -> None:

@@ -281,6 +281,7 @@ def test_a_cheap_draft_that_is_right_guesses_as_far_as_it_may() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "wrong"), [(2.0, None), (0.6, 1)])
+@pytest.mark.nightly
 def test_a_draft_that_costs_more_than_it_brings_hardly_runs(seconds: float, wrong: int | None) -> None:
     """One that is slow, or wrong: it runs to be measured, and ever less often."""
     engine, draft = timed(seconds, wrong)

@@ -287,6 +287,7 @@ class Asking:
 
 
 @pytest.mark.parametrize("name", RUNNERS)
+@pytest.mark.sampled(4)
 def test_logits_of_a_row_that_are_not_numbers_end_its_request_only(name: str) -> None:
     build, overlap = RUNNERS[name]
     with build(*poisoned()) as runner:
@@ -329,6 +330,7 @@ REACHING: list[tuple[str, object]] = [
 
 
 @pytest.mark.parametrize("name", RUNNERS)
+@pytest.mark.sampled(4)
 def test_numbers_that_reach_a_runner_end_their_request_only(name: str) -> None:
     build, overlap = RUNNERS[name]
     with build(*tiny_model("llama, biases everywhere")) as runner:

@@ -117,7 +117,7 @@ def test_a_call_after_guesses_finds_as_much_in_the_cache() -> None:
     assert cached[0] == cached[1] == 42
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -531,6 +531,7 @@ def test_cheap_and_right_guesses_run_in_numbers() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "tried"), [(60, 0), (90, 1), (180, 1), (210, 2), (440, 2), (470, 3)])
+@pytest.mark.sampled(4)
 def test_a_text_that_is_never_guessed_right_is_tried_again_and_ever_less_often(tokens: int, tried: int) -> None:
     sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     guesser = Guesser([Told({1: [0] * 500}, None)], lambda: Linear(1.0), VOCABULARY)
@@ -545,6 +546,7 @@ def test_a_text_that_is_never_guessed_right_is_tried_again_and_ever_less_often(t
 
 @pytest.mark.parametrize("wrong", [None, 3, 5])
 @pytest.mark.parametrize(("states", "again"), [(8, 3), (40, 3), (160, 0)])
+@pytest.mark.sampled(4)
 def test_a_state_goes_on_from_the_last_right_guess(wrong: int | None, states: int, again: int) -> None:
     """A following call begins with a snapshot near the end of the text, or at it where slots are many."""
     ends = []

@@ -216,6 +216,7 @@ CHOICES = tuple("".join(letters) for letters in product("ab", repeat=6))
 
 @pytest.mark.parametrize("computes", ["when asked", "when launched"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.sampled(4)
 def test_a_constrained_text_runs_in_every_step(temperature: float, computes: Computes) -> None:
     """Its masks are made while its rows run."""
     sampling = SamplingParams(temperature=temperature, seed=5, max_tokens=30)

@@ -541,7 +541,7 @@ def without_fault(name: str, *, searches: bool) -> list[object]:
     return _alone[name, searches]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("names", [FEW_SETTINGS, pytest.param(list(SETTINGS), marks=pytest.mark.nightly)], ids=len)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.target}-{ROWS.index(row)}")
 def test_a_function_that_raises_for_one_row_ends_its_request_and_nothing_else(
@@ -582,6 +582,7 @@ MATCHER += ["closing_bound"]
 
 @pytest.mark.parametrize("name", MATCHER)
 @pytest.mark.parametrize("call", [1, 3])
+@pytest.mark.sampled(4)
 def test_a_matcher_that_fails_ends_its_text_only(name: str, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With any exception: a constraint's engine may be a library."""
     original = inspect.getattr_static(ToyState, name)

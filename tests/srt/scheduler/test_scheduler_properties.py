@@ -249,6 +249,7 @@ def test_a_fault_anywhere_leaves_no_wrong_window_or_state(
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 8])
+@pytest.mark.sampled(4)
 def test_faults_end_exactly_the_affected_requests(point: str, k: int) -> None:
     fault = FailAt(point, k, OracleError("injected"))
     engine = Engine(faults=fault, max_running=2)

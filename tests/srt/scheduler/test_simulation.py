@@ -13,6 +13,7 @@ EVENTS = 60
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.nightly), 3])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.nightly] * (seed > 0)) for seed in range(5)])
+@pytest.mark.sampled(4)
 def test_every_request_ends_once_with_an_honest_text_whatever_dies(seed: int, overlap: bool, replicas: int) -> None:
     world = World(seed, overlap=overlap, replicas=replicas)
     world.run(EVENTS)
@@ -40,6 +41,7 @@ def test_two_hundred_new_histories_of_two_and_three_engines(part: int) -> None:
         verify(world)
 
 
+@pytest.mark.nightly
 def test_the_same_seed_gives_the_same_history() -> None:
     traces = []
     for _ in range(2):
@@ -51,6 +53,7 @@ def test_the_same_seed_gives_the_same_history() -> None:
     assert traces[0] == traces[1] != other.trace.hexdigest()
 
 
+@pytest.mark.nightly
 def test_the_simulation_reaches_every_kind_of_ending() -> None:
     """A simulation that never kills, expires or aborts anything would prove nothing."""
     seen: Counter[str] = Counter()

@@ -48,6 +48,7 @@ def sampling(**fields: Any) -> SamplingParams:
 
 @pytest.mark.parametrize("pattern", ["[0-9]", "[a-m][A-M]", r"\W{2}", "[^a-z]{3}[a-z]"])
 @pytest.mark.parametrize("minimum", [0, 20])
+@pytest.mark.sampled(4)
 def test_the_text_ends_before_the_first_match_to_end(pattern: str, minimum: int) -> None:
     _, free = generate(sampling())
     pieces, stopped = generate(sampling(stop_regex=(pattern, "not found"), min_tokens=minimum))

@@ -51,6 +51,7 @@ COMPARED = [("mmlu_5shot", 12), ("react_agent", 4), ("hellaswag_20shot", 4), ("m
         *(pytest.param(*compared, 1, marks=pytest.mark.nightly) for compared in COMPARED[1:]),
     ],
 )
+@pytest.mark.nightly
 def test_coarse_is_near_exact_on_workload_files(workload: str, first: int, replicas: int) -> None:
     path = str(WORKLOADS / f"{workload}.jsonl")
     exact = run(path, Plan(replicas=replicas), first=first)
@@ -169,6 +170,7 @@ def test_clients_that_wait_are_never_more_than_they_are() -> None:
 
 @pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize("tier", ["host", "disk", "store"])
+@pytest.mark.sampled(4)
 def test_a_slower_tier_brings_what_was_evicted(tier: str, coarse: bool) -> None:
     name, tiers = "prefixes=20,prefix=256,own=16,requests=150", parse_tiers(f"{tier}=20000")
     without = run(name, Plan(coarse=coarse), pool=1_200, poisson=2)
@@ -180,6 +182,7 @@ def test_a_slower_tier_brings_what_was_evicted(tier: str, coarse: bool) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("tiers", ["host=20000", "disk=8000", "host=2000,disk=10000,store=20000"])
+@pytest.mark.nightly
 def test_coarse_is_near_exact_with_tiers(tiers: str) -> None:
     """Of fewer calls one prefix, found or not, would be half a point."""
     name, places = "prefixes=20,prefix=256,own=16,requests=400,output=4", parse_tiers(tiers)
@@ -199,6 +202,7 @@ def test_a_tier_that_is_slower_than_computing_is_left_alone(coarse: bool) -> Non
     assert slow.computed_tokens == plain.computed_tokens
 
 
+@pytest.mark.nightly
 def test_others_run_while_a_disk_loads() -> None:
     """Loads of 0.1 s: a call that waits for pages holds up none that has all on the device."""
     name, tiers = "prefixes=20,prefix=256,own=16,requests=150,output=8", parse_tiers("disk=20000@2500")

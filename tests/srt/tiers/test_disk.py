@@ -396,6 +396,7 @@ class FaultyFiles(PageFiles):
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.sampled(4)
 def test_faults_give_no_wrong_page_no_error_and_keep_the_limit(folder: Path, seed: int) -> None:
     """200 faults and more: a payload is the one that was stored, or none."""
     files = FaultyFiles(seed, 0.05)
@@ -570,6 +571,7 @@ print(wrong, facts.stored, facts.evicted, facts.hits, sum(facts.faults.values())
 
 
 @pytest.mark.processes
+@pytest.mark.nightly
 def test_processes_that_write_to_one_folder_at_once_keep_one_limit(folder: Path) -> None:
     limit = 150 * BLOCK
     writers = [

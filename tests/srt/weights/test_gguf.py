@@ -42,6 +42,7 @@ def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Opened(family, model, open_model(folder / "tiny.gguf", cache=folder / "cache"))
 
 
+@pytest.mark.sampled(4)
 def test_every_parameter_comes_back_in_hugging_faces_order(opened: Opened) -> None:
     model, source = opened.model, opened.source
     expected = model.state_dict()

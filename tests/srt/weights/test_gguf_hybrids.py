@@ -290,6 +290,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize(("name", "kernels"), RUNS)
+@pytest.mark.sampled(4)
 def test_logits_equal_those_of_transformers(name: str, kernels: Kernels, tmp_path: Path) -> None:
     assert_equals_transformers(BY_NAME[name], kernels, tmp_path)
 

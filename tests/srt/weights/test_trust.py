@@ -144,7 +144,7 @@ PLACES = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @as_root
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__[1:])
 def test_no_file_that_another_user_could_have_written_is_read(place: Callable[[Path], Path], shared: Path) -> None:

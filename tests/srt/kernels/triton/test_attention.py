@@ -84,6 +84,7 @@ SHAPES = {  # query heads, and a layer
 
 
 @pytest.mark.parametrize(("shape", "window"), [(shape, None) for shape in SHAPES] + [("sinks alone", 40)])
+@pytest.mark.sampled(4)
 def test_layers_of_other_shapes_and_sinks_are_those_of_torch(
     device: torch.device, shape: str, window: int | None
 ) -> None:
@@ -178,7 +179,7 @@ def test_captured_steps_of_long_prompts_attend_by_our_kernel(
 MIXED = [Sequence(40, 1), Sequence(9, 1), Sequence(30, 21), Sequence(0, 5), Sequence(60, 1, cached=True)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("dtype", "kv_dtype"), [
     (torch.bfloat16, torch.bfloat16),
     (torch.float16, torch.float16),
@@ -240,6 +241,7 @@ def test_many_large_vectors_are_computed_where_they_fit() -> None:
 
 
 @pytest.mark.parametrize("group", [1, 5, 7, 16, 71, 130])
+@pytest.mark.sampled(4)
 def test_groups_of_any_size_are_packed_into_a_tile(device: torch.device, group: int) -> None:
     geometry = AttentionGeometry(group, 1, 16)
     batch, num_slots = make_batch([Sequence(20, 1), Sequence(3, 1), Sequence(5, 9)], seed=0)
@@ -249,6 +251,7 @@ def test_groups_of_any_size_are_packed_into_a_tile(device: torch.device, group: 
     torch.testing.assert_close(result, attend_reference(batch, pool, queries, None), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_a_row_of_many_parts_is_merged_in_several_blocks(device: torch.device) -> None:
     batch, num_slots = make_batch([Sequence(600, 1), Sequence(40, 1)], seed=0)
     pool = pool_for(num_slots, SMALL, torch.float32, device)
@@ -270,6 +273,7 @@ def test_rows_of_a_picture_see_the_rest_of_it(device: torch.device, window: int 
     torch.testing.assert_close(result, attend_reference(batch, pool, queries, window), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_tree_attention_reads_less_and_gives_the_same(device: torch.device) -> None:
     batch, num_slots = make_tree_batch([Branch(-1, 1.0, 100, 1, 1), *[Branch(0, 1.0, 9, 1, 1)] * 11], seed=0)
     pool = pool_for(num_slots, SMALL, torch.float32, device)

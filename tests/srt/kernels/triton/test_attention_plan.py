@@ -182,6 +182,7 @@ def test_an_empty_reserved_plan_computes_nothing(device: torch.device) -> None:
     assert bool((out == 7.0).all())
 
 
+@pytest.mark.nightly
 def test_a_reserved_plan_shares_as_any_other_does(device: torch.device) -> None:
     batch, num_slots = make_tree_batch([Branch(-1, 1.0, 60, 1, 1), *[Branch(0, 1.0, 9, 1, 1)] * 11], seed=0)
     pool = pool_for(num_slots, SMALL, torch.float32, device)

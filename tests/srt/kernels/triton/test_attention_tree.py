@@ -63,7 +63,7 @@ def attend(
     return results[0]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("without", WITHOUT)
 @pytest.mark.parametrize("geometry", [SMALL, AttentionGeometry(3, 1, 48)], ids=["group 2", "group 3"])
 def test_each_way_gives_what_torch_does(device: torch.device, without: str, geometry: AttentionGeometry) -> None:
@@ -82,6 +82,7 @@ def test_each_way_gives_what_torch_does(device: torch.device, without: str, geom
     [(4, LayerKV(2, 16, 16)), (21, LayerKV(1, 160, 144, latent=True))],
     ids=["sinks", "latents, an uneven group"],
 )
+@pytest.mark.nightly
 def test_sinks_and_divided_groups_are_merged_where_the_last_part_is_done(
     device: torch.device, heads: int, layer: LayerKV
 ) -> None:
@@ -99,6 +100,7 @@ def test_sinks_and_divided_groups_are_merged_where_the_last_part_is_done(
     torch.testing.assert_close(results[0], expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_rows_of_many_parts_are_merged_block_by_block(device: torch.device) -> None:
     batch, num_slots = make_batch([Sequence(600, 1), Sequence(40, 1)], seed=0)
     geometry = AttentionGeometry(4, 1, 512)  # parts of four heads are loaded two at a time
@@ -134,6 +136,7 @@ def test_a_fused_merge_is_no_launch(device: torch.device, monkeypatch: pytest.Mo
         assert launched == expected
 
 
+@pytest.mark.nightly
 def test_a_plan_is_filled_again_while_its_counters_stand_at_zero(device: torch.device) -> None:
     backend = tiny_backend(SMALL, device)
     table = SlotTable(accelerator_for(device), 40_000, windows=False)

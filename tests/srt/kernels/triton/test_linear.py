@@ -29,6 +29,7 @@ def weight_of(outputs: int, inputs: int, dtype: torch.dtype = torch.float32) -> 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 16), (10, 48), (33, 1040), (6, 2560)])
+@pytest.mark.sampled(4)
 def test_a_row_is_multiplied_as_in_torch(outputs: int, inputs: int, biased: bool, dtype: torch.dtype) -> None:
     x, weight = random(1, inputs, dtype=dtype), weight_of(outputs, inputs, dtype)
     bias = random(outputs, dtype=dtype, seed=2) if biased else None
@@ -44,6 +45,7 @@ def test_a_row_is_multiplied_as_in_torch(outputs: int, inputs: int, biased: bool
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
 @pytest.mark.parametrize(("width", "inputs"), [(1, 16), (21, 144), (5, 2064)])
+@pytest.mark.sampled(4)
 def test_a_gate_is_what_its_two_products_give(
     width: int, inputs: int, activation: str, biased: bool, dtype: torch.dtype
 ) -> None:

@@ -68,6 +68,7 @@ def test_logits_are_rounded_before_they_become_float32() -> None:
     assert torch.equal(wide, narrow.float())
 
 
+@pytest.mark.nightly
 def test_linear_maps_take_them_where_programs_are_many_enough() -> None:
     x, weight = random(3, 16, dtype=torch.bfloat16), weight_of(LEAST_OUTPUTS, 16, torch.bfloat16)
     expected = torch.empty((3, LEAST_OUTPUTS), dtype=torch.bfloat16)

@@ -47,6 +47,7 @@ def routed(tokens: int, experts: int, top_k: int, seed: int = 3) -> tuple[torch.
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("renormalise", [False, True])
 @pytest.mark.parametrize(("experts", "top_k"), [(8, 2), (60, 4), (128, 8), (3, 3), (1, 1)])
+@pytest.mark.sampled(4)
 def test_tokens_go_to_their_most_probable_experts(
     experts: int, top_k: int, renormalise: bool, dtype: torch.dtype
 ) -> None:
@@ -72,7 +73,7 @@ def test_logits_that_are_no_numbers_choose_experts_that_there_are() -> None:
 ROUTINGS = [(1, 8, 2), (3, 4, 4), (37, 5, 2)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("tiles", [SMALL_TILES, None], ids=["small", "chosen"])
 @pytest.mark.parametrize(
     ("tokens", "experts", "top_k", "dtype"),

@@ -28,6 +28,7 @@ CASES = {
 
 @pytest.mark.parametrize("rows", [1, 5, MOST_ROWS + 1])
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(4)
 def test_products_of_all_kinds_equal_those_of_torch(case: str, rows: int, device: torch.device) -> None:
     weight = CASES[case].to(device)
     x = random(rows, weight.shape[1]).to(device)

@@ -44,7 +44,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("dtype", "normed", "shape"), CASES, ids=str)
 def test_heads_are_normed_turned_and_stored_as_in_torch(
     dtype: torch.dtype, normed: str, shape: tuple[int, int, int]

@@ -248,6 +248,7 @@ WISHES: list[dict[str, float]] = [{"top_p": 0.5}, {"temperature": 0.0}, {}, {"to
     ],
     ids=str,
 )
+@pytest.mark.sampled(4)
 def test_rows_that_are_not_numbers_are_refused_when_they_are_asked_for(bad: float, wish: dict[str, float]) -> None:
     logits = random(3, 300)
     logits[1, 200] = bad
@@ -271,7 +272,7 @@ def test_no_draws_are_no_work() -> None:
     assert chooser.summarise(random(2, 50), np.array([], dtype=np.int64), 3).top_tokens.shape == (0, 3)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("vocab", "top"), [(20, 3), (700, 0), (700, 5), (700, 12), (9000, 20), (7, 20)])
 @pytest.mark.parametrize("candidates", [8192, 4])
 def test_normalisers_and_largest_logits_are_those_of_the_reference(vocab: int, top: int, candidates: int) -> None:

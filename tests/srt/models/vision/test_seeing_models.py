@@ -126,7 +126,7 @@ def runner_of(tiny: Tiny, kernels: str) -> Runner:
     return build_runner(tiny.config, tiny.tensors, num_slots=NUM_SLOTS, dtype="float32", kernels=chosen)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("case", "kernels"),
     [

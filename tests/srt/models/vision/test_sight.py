@@ -44,6 +44,7 @@ def sight_of(tiny: Tiny, dtype: torch.dtype = torch.float32) -> VisionModel:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(4)
 def test_features_equal_those_of_transformers(case: str) -> None:
     tiny = CASES[case]()
     sight = sight_of(tiny)

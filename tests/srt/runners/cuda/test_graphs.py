@@ -129,6 +129,7 @@ def test_steps_of_text_have_graphs_up_to_so_many_rows_and_logits() -> None:
 
 @pytest.mark.parametrize("few", [4, 128])
 @pytest.mark.parametrize("logit_rows", [[18], [11, 18], [0, 5, 12, 18], []])
+@pytest.mark.sampled(4)
 def test_prompts_of_any_length_give_the_same_logits_as_a_graph(
     logit_rows: list[int], few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +151,7 @@ def test_prompts_of_any_length_give_the_same_logits_as_a_graph(
 
 @pytest.mark.parametrize("logit_rows", [[0], [1, 3], [], [0, 1, 2, 3]])
 @pytest.mark.parametrize("generated", [None, [0, 0], [1, 2], [1, 3]])
+@pytest.mark.sampled(4)
 def test_a_small_step_of_any_kind_gives_the_same_logits_as_a_graph(
     logit_rows: list[int], generated: list[int] | None
 ) -> None:
@@ -228,7 +230,7 @@ def test_what_graphs_read_and_write_stays_where_it_is() -> None:
     assert all(len(addresses) == 1 for addresses in seen.values())
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma 4", "gemma 3n", "lfm2", "qwen 3.5"])
 @pytest.mark.parametrize("kv_dtype", [torch.float32, FLOAT8])
 def test_graphs_that_know_addresses_only_give_the_logits_of_steps_without_graphs(

@@ -37,7 +37,7 @@ def last_logits(runner: CudaRunner, batch: Batch) -> torch.Tensor:
     return runner.forward(only_last_rows(batch)).values
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("cuda_graphs", [True, False])
 @pytest.mark.parametrize("family", [*FAMILIES, *SHAPES, *EXPERTS, *HYBRIDS])
 def test_logits_equal_those_of_torch(family: str, cuda_graphs: bool) -> None:

@@ -71,6 +71,7 @@ def answers(runner: Runner, questions: list[Question], **settings: object) -> tu
 @pytest.mark.parametrize("cuda_graphs", [True, False])
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("family", ["qwen 3", pytest.param("gemma 3", marks=pytest.mark.nightly)])
+@pytest.mark.sampled(4)
 def test_texts_are_those_of_torch(family: str, overlap: bool, cuda_graphs: bool) -> None:
     config, tensors = tiny_model(family)
     questions = traffic(26)

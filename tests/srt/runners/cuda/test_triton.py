@@ -142,6 +142,7 @@ def test_keys_in_float8_are_those_of_torch() -> None:
         assert relative_error(runner.forward(batch).values.cpu(), truth.forward(batch).values) < 1e-2
 
 
+@pytest.mark.nightly
 def test_tokens_are_those_that_torch_chooses() -> None:
     """Two launches, the second of which does not know its tokens."""
     config, tensors = small("qwen 3", layers=1)
