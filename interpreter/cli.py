@@ -67,8 +67,10 @@ def _run(given: Sequence[str]) -> int:
 
 def _of_the_file(error: Exception) -> tuple[TracebackType | None] | None:
     """Returns the part of the traceback that begins in a file which the command runs; None for an error elsewhere."""
+    from .terminal.run_file import RUN_NAMES  # with the interpreter, which most commands do not need
+
     frame = error.__traceback__
-    while frame is not None and not _is_runpy(frame):
+    while frame is not None and not (_is_runpy(frame) or frame.tb_frame.f_globals.get("__name__") in RUN_NAMES):
         frame = frame.tb_next
     if frame is None:
         return None

@@ -326,12 +326,10 @@ class RowCalls:
         if not missing:
             return
         near = difflib.get_close_matches(missing[0], table.columns, n=1)
-        renamed = near[0] if near else "COLUMN"
-        written = (
-            f"frame.rename(columns={{{renamed!r}: {missing[0]!r}}})"
-            if table.name == "the frame"
-            else f"the name {missing[0]!r} over the column {renamed!r}"
-        )
+        if table.name == "the frame":
+            written = f"frame.rename(columns={{{repr(near[0]) if near else 'COLUMN'}: {missing[0]!r}}})"
+        else:
+            written = f"the name {missing[0]!r} over the column {repr(near[0]) if near else 'that has it'}"
         raise ParameterError(
             f"{table.name} has no column {', '.join(map(repr, missing))}, which {self._arguments} takes; it has "
             f"{listed(table.columns)}. Write {written}, or {self._arguments.name}.bind({missing[0]}=...) for a value "

@@ -24,7 +24,7 @@ from .texts import Field, Printed, counted
 
 _KEPT = (0.25, 0.5, 0.75, 1.0)  # shares of the rows, the most certain ones, whose accuracy is reported
 PICTURES = (".svg", ".png", ".pdf")
-_MOST_BINS = 100
+MOST_BINS = 100
 
 
 class CalibrationBin(msgspec.Struct, frozen=True):
@@ -231,7 +231,7 @@ def calibration(
     report: EvaluationReport, variable: str, label: str, *, bins: int = 10, equal_counts: bool = False
 ) -> Calibration:
     """Computes the calibration of a variable; `EvaluationReport.calibration` documents it."""
-    bins = checks.integer("bins", bins, 1, _MOST_BINS)
+    bins = checks.integer("bins", bins, 1, MOST_BINS)
     checks.switch("equal_counts", equal_counts)
     is_right = partial(agrees, ignore_case=bool(report.ignore_case))
     scored = [row for row in report.results if not row.error and variable in row.probabilities]

@@ -2,23 +2,24 @@
 
 import argparse
 import json
-import runpy
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...lang import checks
 from ...lang.errors import ParameterError, shown
 from ..backends.runtime import Runtime
-from .calibration import PICTURES, Calibration
+from ..data.rows import listed, table_of
+from ..terminal.run_file import is_program, named_in_file
+from .calibration import MOST_BINS, PICTURES, Calibration
 from .comparison import Comparison, compare
 from .evaluate import evaluate
 from .metrics import Metric, contains_match, exact_match
 from .report import EvaluationReport
 
+_RUN_NAME = "umbel_eval"  # of the file with the program
 _BINS = 10  # of a calibration
-_MOST_NAMES = 5  # of programs, listed where another one was named
 _ABOUT = (
     "Runs a program over the rows of a file, measures each result, and prints figures with their intervals, the cost, "
     "errors by kind, and the worst rows."
@@ -30,33 +31,32 @@ def main(arguments: Sequence[str]) -> int:
 
     Raises:
         ParameterError: the program, the metric or the data cannot be used.
+        Exception: that of the row that exceeds --max-errors, after the report of the rows before it.
     """
     options = parser().parse_args(list(arguments))
-    for option, given in (("--plot", options.plot), ("--bins", options.bins)):
-        if given is not None and options.calibration is None:
-            raise ParameterError(f"{option} is of the calibration; write --calibration VARIABLE=COLUMN, too")
-    if options.plot is not None and not options.plot.lower().endswith(PICTURES):
-        raise ParameterError(f"--plot {shown(options.plot)}; write a path that ends in {', '.join(PICTURES)}")
-    for option, path in (("--save", options.save), ("--plot", options.plot)):
-        if path is not None:
-            checks.output(option, path)
+    _check(options)
     earlier = None if options.compare is None else EvaluationReport.load(options.compare)
     files: dict[str, dict[str, Any]] = {}
-    program = _named(options.program, files, "program", lambda found: callable(getattr(found, "run_batch", None)))
+    program = named_in_file(options.program, "program", is_program, _RUN_NAME, files)
     metric = _metric(options, files)
-    report = evaluate(
-        program,
-        options.data,
-        metric,
-        backend=_backend(options, files),
-        journal=options.journal,
-        output=options.output,
-        if_exists=options.if_exists,
-        seed=options.seed,
-        max_errors=options.max_errors,
-        progress=options.progress and sys.stderr.isatty(),
-        **({} if options.temperature is None else {"temperature": options.temperature}),
-    )
+    try:
+        report = evaluate(
+            program,
+            options.data,
+            metric,
+            backend=_backend(options, files),
+            journal=options.journal,
+            output=options.output,
+            if_exists=options.if_exists,
+            seed=options.seed,
+            max_errors=options.max_errors,
+            progress=options.progress and sys.stderr.isatty(),
+            **({} if options.temperature is None else {"temperature": options.temperature}),
+        )
+    except Exception as error:
+        if isinstance(stopped := getattr(error, "report", None), EvaluationReport):
+            print(stopped, flush=True)
+        raise
     try:
         _print(report, earlier, options)
     finally:  # a comparison that is refused loses no report
@@ -69,6 +69,37 @@ def main(arguments: Sequence[str]) -> int:
         print(f"umbel eval: {report.figure.name} is {report.mean:.4g}, below {options.at_least:.4g}", file=sys.stderr)
         return 1
     return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raises ParameterError for what would be refused after the run, which may have been paid for."""
+    for option, given in (("--plot", options.plot), ("--bins", options.bins)):
+        if given is not None and options.calibration is None:
+            raise ParameterError(f"{option} is of the calibration; write --calibration VARIABLE=COLUMN, too")
+    if options.bins is not None:
+        checks.integer("--bins", options.bins, 1, MOST_BINS)
+    if options.plot is not None and not options.plot.lower().endswith(PICTURES):
+        raise ParameterError(f"--plot {shown(options.plot)}; write a path that ends in {', '.join(PICTURES)}")
+    for option, path in (("--save", options.save), ("--plot", options.plot)):
+        if path is not None:
+            checks.output(option, path)
+    if options.output is not None and options.if_exists == "error" and os.path.isfile(options.output):
+        raise ParameterError(
+            f"--output {shown(options.output)} exists; write --if-exists resume to go on with it, --if-exists "
+            "overwrite, or another path"
+        )
+    columns = {"--exact": options.exact, "--contains": options.contains, "--calibration": options.calibration}
+    table = table_of(options.data, "DATA")
+    assert table is not None, "a path is a file of rows"
+    for option, given in columns.items():
+        if given is None or table.total == 0:
+            continue
+        variable, column = _pair(option, given)
+        if column not in table.columns:
+            raise ParameterError(
+                f"{option} {given}: {table.name} has no column {column!r}; it has {listed(table.columns)}. Write "
+                f"{option} {variable}=COLUMN with the column of right values"
+            )
 
 
 def _print(report: EvaluationReport, earlier: EvaluationReport | None, options: argparse.Namespace) -> None:
@@ -105,7 +136,7 @@ def _metric(options: argparse.Namespace, files: dict[str, dict[str, Any]]) -> Me
     if len(given) != 1:
         raise ParameterError("write one of --metric FILE.py:NAME, --exact VARIABLE=COLUMN, --contains VARIABLE=COLUMN")
     if options.metric is not None:
-        found: Metric = _named(options.metric, files, "metric", callable)
+        found: Metric = named_in_file(options.metric, "metric", callable, _RUN_NAME, files)
         return found
     if options.exact is not None:
         return exact_match(*_pair("--exact", options.exact), ignore_case=options.ignore_case)
@@ -120,27 +151,7 @@ def _backend(options: argparse.Namespace, files: dict[str, dict[str, Any]]) -> A
         return Runtime(options.model)
     if options.backend is None:
         return None
-    return _named(options.backend, files, "backend", lambda found: not isinstance(found, type))
-
-
-def _named(given: str, files: dict[str, dict[str, Any]], kind: str, fits: Callable[[Any], bool]) -> Any:
-    """Returns the object FILE.py:NAME. A file is run once. Any: whatever the file has."""
-    path, _, name = given.rpartition(":")
-    if not path or not name or not Path(path).is_file():
-        raise ParameterError(
-            f"{shown(given)} is no FILE.py:NAME; write the path of a Python file, ':' and the name of the {kind}"
-        )
-    if path not in files:
-        sys.path.insert(0, str(Path(path).resolve().parent))
-        files[path] = runpy.run_path(path, run_name="umbel_eval")
-    found = files[path].get(name)
-    if found is None or not fits(found):
-        advice = "the name of a function with @umbel.function" if kind == "program" else f"the name of the {kind}"
-        names = [other for other, value in files[path].items() if not other.startswith("_") and fits(value)]
-        if kind == "program" and names:
-            advice = " or ".join(f"{path}:{other}" for other in names[:_MOST_NAMES])
-        raise ParameterError(f"{path} has no {kind} {shown(name)}; write {advice}")
-    return found
+    return named_in_file(options.backend, "backend", lambda found: not isinstance(found, type), _RUN_NAME, files)
 
 
 def _pair(option: str, given: str) -> tuple[str, str]:

@@ -38,6 +38,7 @@ from .rows import (
     stream_of,
     values_of_line,
 )
+from .texts import counted
 
 Program = Any  # of the interpreter or the compiler, which is not imported here: what has run_batch()
 _MOST_ROWS = 1_000_000
@@ -288,8 +289,8 @@ class Evaluation:
         if self._max_errors is not None and self._errors > self._max_errors:
             total = "" if self._table.total is None else f" of {self._table.total}"
             error.add_note(
-                f"evaluate() stopped: {self._errors} rows have an error, and max_errors={self._max_errors}; "
-                f"error.report is about the {len(self._rows)}{total} rows that were measured"
+                f"evaluate() stopped: {counted(self._errors, 'error')} of rows, and max_errors={self._max_errors}; "
+                f"error.report is about the {len(self._rows)}{total} rows that had run"
             )
             raise error
 

@@ -345,7 +345,7 @@ class EvaluationReport(Framed, Printed):
         if self.unmeasured:
             numbers = listed_rows(row.row for row in self.unmeasured)
             count = counted(len(self.unmeasured), "row")
-            yield "not measured", f"{count}, counted for nothing, as the metric raised: {numbers}"
+            yield "not measured", f"{count}, counted for nothing, as the metric gave no figure: {numbers}"
             yield from (("not measured", row.described(self.label)) for row in self.unmeasured[:_SHOWN])
         yield "cost", self._cost()
         yield "time", self._time()

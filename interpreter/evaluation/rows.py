@@ -52,23 +52,27 @@ class EvaluatedRow(msgspec.Struct, frozen=True, omit_defaults=True):
     probabilities: dict[str, dict[str, float]] = {}
 
     def described(self, label: str = "") -> str:
-        """Returns the row in one line: its number, its error, the variables, the right value, other columns; shortened.
+        """Returns the row in one line: its number, its error, the variables, the right value, other columns. What
+        is left out is "…".
 
         Args:
             label: the column with the right value; "" for none.
         """
         error = self.error or self.metric_error
         facts = [f"{error}: {shortened(self.message, 160)}"] if error else []
-        for name, value in list(self.variables.items())[:_MOST_VALUES]:
+        variables = list(self.variables.items())
+        for name, value in variables[:_MOST_VALUES]:
             certain = self.probabilities.get(name, {}).get(value if isinstance(value, str) else "")
             facts.append(f"{name}={short(value)}" + ("" if certain is None else f" ({certain:.0%})"))
+        facts += ["…"] if len(variables) > _MOST_VALUES else []
         return f"row {self.row}: " + ", ".join([*facts, *self.described_inputs(label)])
 
     def described_inputs(self, label: str) -> list[str]:
         """Returns the right value, if there is a column of it, then the other columns, shortened."""
         facts = [f"right is {short(self.inputs[label])}"] if label in self.inputs else []
         others = [f"{name}={short(value)}" for name, value in self.inputs.items() if name != label]
-        return facts + others[: _MOST_VALUES - len(self.variables) - len(facts)]
+        room = max(0, _MOST_VALUES - len(self.variables) - len(facts))
+        return [*facts, *others[:room], *(["…"] if len(others) > room else [])]
 
     def flat(self) -> dict[str, Any]:
         """Returns the row as a dict of columns: `row`, the input, the variables, the figures, `error`, `seconds` and

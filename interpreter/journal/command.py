@@ -5,13 +5,11 @@ its prompt has changed: so one difference does not hide those after it.
 """
 
 import argparse
-import runpy
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from ...lang.errors import JournalError, ParameterError, UmbelError, shown
+from ...lang.errors import JournalError, UmbelError
+from ..terminal.run_file import is_program, named_in_file
 from .file import JournalFile, JournalProgram
 from .offline import offline
 from .use import JournalMode, JournalUse
@@ -40,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
     file = JournalFile(options.journal, writes=False)
     try:
-        program = _program(options.program)
+        program = named_in_file(options.program, "program", is_program, "umbel_replay", {})
         items = [file.program(number) for item, (_, number) in file.programs.items() if ">" not in item]
         found = [difference for line in items for difference in _replayed(file, line, program)]
         for difference in found:
@@ -55,18 +53,6 @@ def main(arguments: Sequence[str]) -> int:
 
 def _number(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def _program(named: str) -> Any:
-    """Returns the program FILE.py:NAME. Any: of the interpreter or the compiler, which is not imported here."""
-    path, _, name = named.rpartition(":")
-    if not path or not Path(path).is_file():
-        raise ParameterError(f"{shown(named)} is no FILE.py:NAME; write the path of a Python file, ':' and the program")
-    sys.path.insert(0, str(Path(path).resolve().parent))
-    program = runpy.run_path(path, run_name="umbel_replay").get(name)
-    if not callable(getattr(program, "run", None)):
-        raise ParameterError(f"{path} has no program {shown(name)}; write the name of a function with @umbel.function")
-    return program
 
 
 def _replayed(file: JournalFile, line: JournalProgram, program: Any) -> list[str]:

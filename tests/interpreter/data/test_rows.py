@@ -138,6 +138,7 @@ def test_a_data_set_of_dicts_is_a_table() -> None:
     ("source", "problem"),
     [
         (lambda f: jsonl(f, '{"text": "a"}\n'), r"reviews.jsonl has no column 'review'.*it has the columns 'text'"),
+        (lambda f: jsonl(f, '{"text": "a"}\n'), r"Write the name 'review' over the column that has it, or label.bind"),
         (lambda f: pandas.DataFrame({"reviews": ["a"]}), r"frame.rename\(columns=\{'reviews': 'review'\}\)"),
         (lambda f: jsonl(f, '{"review": "a"}\n{"revi'), r"reviews.jsonl, line 2: no JSON.*torn"),
         (lambda f: jsonl(f, '{"review": "a"}\n[1]\n'), r"reviews.jsonl, line 2: \[1\] is no JSON object"),

@@ -22,6 +22,14 @@ def careful(s, question: str):
 def right(state, row):
     return {"exact_match": state["answer"].strip() == row["label"], "length": len(row["question"])}
 
+def fails(state, row):
+    return row["wrong"]
+
+@ul.function
+def raises(s, question: str):
+    s += question + ul.gen("answer")
+    raise KeyError("of the program")
+
 echo = ul.Echo()
 """
 
@@ -83,7 +91,10 @@ def test_calibration_is_drawn_into_a_file(folder: Path) -> None:
         (["app.py:quizz", "d.csv", "--exact", "answer=label"], "app.py has no program 'quizz'; write app.py:quiz"),
         (["app.py:quiz", "d.csv", "--metric", "app.py:wrong"], "app.py has no metric 'wrong'"),
         (["app.py:quiz", "d.csv", "--exact", "answer"], "write VARIABLE=COLUMN, such as --exact answer=label"),
-        (["app.py:quiz", "d.csv", "--exact", "answer=labl"], "no column 'labl'"),
+        (["aap.py:quiz", "d.csv", "--exact", "answer=label"], "'aap.py' is not a file"),
+        (["app.py:quiz", "d.csv", "--metric", "app.py:rihgt"], "app.py has no metric 'rihgt'; write app.py:right"),
+        (["app.py:quiz", "d.csv", "--exact", "answer=labl"], "Write --exact answer=COLUMN with the column of right"),
+        (["app.py:quiz", "d.csv", "--contains", "answer=labl"], "--contains answer=labl: d.csv has no column 'labl'"),
         (["app.py:quiz", "missing.csv", "--exact", "answer=label"], "missing.csv cannot be read"),
         (["app.py:quiz", "d.csv", "--exact", "answer=label", "--plot", "c.svg"], "write --calibration"),
         (["app.py:quiz", "d.csv", "--exact", "answer=label", "--compare", "d.csv"], "d.csv is no report"),
@@ -113,12 +124,15 @@ def test_a_comparison_that_is_refused_does_not_hide_the_report(capsys: pytest.Ca
     ("given", "words"),
     [
         (["--bins", "5"], "--bins is of the calibration; write --calibration VARIABLE=COLUMN, too"),
+        (["--calibration", "answer=label", "--bins", "0"], "--bins=0 is out of range; write from 1 to 100"),
+        (["--calibration", "answer"], "write VARIABLE=COLUMN, such as --calibration answer=label"),
+        (["--calibration", "answer=labl"], "--calibration answer=labl: d.csv has no column 'labl'; it has the columns"),
         (["--save", "nodir/a.json"], "--save 'nodir/a.json': nodir is no folder; make it, or write another path"),
         (["--save", "."], "--save '.' is a folder; write the path of a file in it"),
         (["--calibration", "answer=label", "--plot", "nodir/c.svg"], "--plot 'nodir/c.svg': nodir is no folder"),
     ],
 )
-def test_nothing_runs_where_a_folder_is_missing(
+def test_nothing_runs_where_something_after_it_would_be_refused(
     given: list[str], words: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command("app.py:quiz", "d.csv", "--exact", "answer=label", "--output", "out.jsonl", *given) == 2
@@ -162,3 +176,34 @@ def test_a_comparison_that_is_refused_does_not_hide_the_json(capsys: pytest.Capt
     capsys.readouterr()
     assert command("app.py:quiz", "d.csv", "--exact", "answer=label", "--compare", "a.json", "--json") == 2
     assert list(json.loads(capsys.readouterr().out)) == ["report"]
+
+
+@pytest.mark.parametrize(
+    ("program", "metric", "error"),
+    [("quiz", "fails", "KeyError: 'wrong'"), ("raises", "right", "KeyError: 'of the program'")],
+)
+def test_the_error_after_which_it_stops_is_shown_in_the_lines_of_the_file(
+    program: str, metric: str, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(f"app.py:{program}", "d.csv", "--metric", f"app.py:{metric}", "--max-errors", "1") == 2
+    told = capsys.readouterr()
+    assert told.err.count("  File ") == 1
+    assert 'File "app.py"' in told.err
+    assert error in told.err
+    assert "2 errors of rows, and max_errors=1" in told.err
+    assert "quiz on d.csv: 2 rows" in told.out.replace("raises", "quiz")
+
+
+def test_an_output_that_is_there_is_refused_in_the_words_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["app.py:quiz", "d.csv", "--exact", "answer=label", "--output", "o.jsonl"]
+    assert command(*given) == 0
+    assert command(*given) == 2
+    assert "--output 'o.jsonl' exists; write --if-exists resume" in capsys.readouterr().err
+    assert command(*given, "--if-exists", "resume") == 0
+
+
+def test_columns_that_a_line_of_a_row_leaves_out_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "w.csv").write_text("question,label,a,b,c,d,e\nq,none,1,2,3,4,5\n")
+    assert command("app.py:quiz", "w.csv", "--exact", "answer=label") == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "right is 'none', question='q', a='1', b='2', c='3', …" in told

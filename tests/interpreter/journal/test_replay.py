@@ -75,6 +75,20 @@ def test_a_changed_prompt_is_shown_with_the_line_that_says_it(replay: Callable[.
     assert "4 differences" in printed
 
 
+def test_a_file_and_a_program_that_are_not_there_are_named(
+    replay: Callable[..., tuple[int, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replay()[0] == 0
+    file, journal = tmp_path / "program.py", str(tmp_path / "run.jsonl")
+    for named, words in (
+        (f"{file}:reviw", f"has no program 'reviw'; write {file}:review"),
+        (f"{file}x:review", "is not a file; write the path of a Python file"),
+        (str(file), "is no FILE.py:NAME"),
+    ):
+        assert main(["replay", journal, named]) == 2
+        assert words in capsys.readouterr().err
+
+
 def test_other_parameters_are_named(replay: Callable[..., tuple[int, str]]) -> None:
     code, printed = replay(("max_tokens=16", "max_tokens=24"))
     assert code == 1
