@@ -604,6 +604,8 @@ def follow(stream: Stream, name: str, console: "Console | None" = None) -> threa
     pieces = stream.iterate(None)
     stream.ask_for_pieces()  # before the program says anything
     target = console or Console(highlight=False)
+    if target.is_jupyter:  # where each print would be a block of its own: to the cell's output, with its colours
+        target = Console(highlight=False, force_jupyter=False, force_terminal=True, color_system="standard")
     thread = threading.Thread(target=_print, args=(pieces, name, target), name=f"umbel-show-{name}", daemon=True)
     thread.start()
     return thread
@@ -621,7 +623,7 @@ def _print(pieces: Iterator[Piece], name: str, console: "Console") -> None:
     console.rule(name, style="dim", align="left")
     try:
         for text, facts in pieces:
-            console.print(Text(text, style="bold" if facts else "dim"), end="")
+            console.print(Text(text, style="bold" if facts else "dim"), end="", soft_wrap=True)
         console.print()
     except Exception as error:  # reads of the state raise it; here it is only shown
         console.print(Text(f"\n{type(error).__name__}: {error}", style="red"))

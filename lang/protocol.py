@@ -105,6 +105,9 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def _repr_html_(self) -> str:
         """Describes the usage for a notebook: calls, tokens, and the part of the prompts that was cached."""
+        return notebook.table([(notebook.escaped(name), value) for name, value in self._told().items()])
+
+    def _told(self) -> dict[str, str]:
         share = f" ({self.cached_tokens / self.prompt_tokens:.0%})" if self.prompt_tokens else ""
         told = {
             "calls": f"{self.calls:,}",
@@ -114,8 +117,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
         }
         stored = ("cache_write_tokens", "long_write_tokens", "cache_read_tokens")
         told |= {name.replace("_", " "): f"{getattr(self, name):,}" for name in stored if getattr(self, name)}
-        told |= {f"loaded from {tier}": f"{tokens:,}" for tier, tokens in self.loaded_tokens.items()}
-        return notebook.table([(notebook.escaped(name), value) for name, value in told.items()])
+        return told | {f"loaded from {tier}": f"{tokens:,}" for tier, tokens in self.loaded_tokens.items()}
 
     def marked(self, caching: CachingUsage | None) -> "Usage":
         """Returns these tokens with the figures of the request's marks; called by the runtime's gateway.
@@ -1039,10 +1041,12 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def _repr_html_(self) -> str:
         """Describes the cost for a notebook: what is not at its default."""
-        told = {**msgspec.structs.asdict(self.usage), "dollars": self.dollars}
-        told |= {name: getattr(self, name) for name in ("cancelled_calls", "tokens_saved", "dollars_read")}
-        told |= {f"{name} read from a journal": value for name, value in msgspec.structs.asdict(self.read).items()}
-        rows = [(notebook.escaped(name), notebook.escaped(str(value))) for name, value in told.items() if value]
+        told = self.usage._told() if self.usage.calls else {}
+        more = {name: getattr(self, name) for name in ("dollars", "cancelled_calls", "tokens_saved", "dollars_read")}
+        told |= {name.replace("_", " "): f"{value:,}" for name, value in more.items() if value}
+        if self.read.calls:
+            told |= {f"{name}, read from a journal": value for name, value in self.read._told().items()}
+        rows = [(notebook.escaped(name), notebook.escaped(value)) for name, value in told.items()]
         dollars = "without a price" if self.dollars is None else f"${self.dollars:.6f}" if self.dollars else "$0"
         return notebook.folded(f"cost: {self.usage.calls} calls, {dollars}", notebook.table(rows), is_open=True)
 

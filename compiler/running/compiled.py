@@ -96,7 +96,7 @@ class CompiledProgram:
 
     def _repr_html_(self) -> str:
         """Describes the program for a notebook: its parameters, and its graph."""
-        return notebook.folded(f"compiled program {self._arguments}", self.graph._repr_html_())
+        return notebook.folded(f"compiled program {self._arguments}", self.graph._repr_html_(), is_open=True)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the graph to a file, which `umbel.load` reads. It holds text and options, and no code.

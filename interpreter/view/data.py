@@ -17,6 +17,7 @@ Nothing is estimated.
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -162,6 +163,7 @@ class _Writer:
         self._began = record.began
         self._arguments = log.arguments
         self._known = {name: str(value) for name, value in self._arguments.items()}
+        self._variables = {operation.name for operation in tuple(record.operations) if operation.name}
         self._asked = asked
         self._places = places
         self._lines: dict[tuple[str, int], int] = {}
@@ -311,12 +313,16 @@ class _Writer:
         here = text[start:end]
         if expression in self._arguments:
             return [["argument", here, expression]]
+        read = _READ.match(expression)
+        if read is not None and read["state"] not in self._arguments and read["name"] in self._variables:
+            return [["value", here, expression]]  # also where the model has repeated a part of an argument
         argument = argument_at(self._arguments, text, start, end, start)
         if argument:
             return [["argument", here, argument]]
         return [["value", here, expression]] if expression else [["program", here]]
 
 
+_READ = re.compile(r"""(?P<state>[^\[]+)\[(["'])(?P<name>\w+)\2\]""")  # of a variable: branch["judgment"]
 _KINDS = {
     "ConstantText": "text",
     "Gen": "gen",

@@ -1,6 +1,7 @@
 """Programs in the cells of a real kernel: interrupts, async cells, bars, lines of cells."""
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -199,3 +200,10 @@ def test_states_and_usages_are_shown_as_html(kernel: Kernel) -> None:
     assert "&lt;b&gt;" in content
     assert "<small>" in content  # the legend
     assert "<td" in kernel.run("state.usage").html
+
+
+def test_a_verbose_run_is_one_text_in_the_colours_of_a_terminal(kernel: Kernel) -> None:
+    shown = kernel.run('says.run(topic="x", backend=ul.Echo([" fine and well"]), verbose=True).sync()')
+    assert shown.outputs == []
+    assert re.sub(r"\x1b\[[0-9;]*m", "", shown.text).rstrip().endswith("\nOn x: fine and well")
+    assert "\x1b[" in shown.text

@@ -329,3 +329,19 @@ def test_other_files_are_refused(tmp_path: Any, text: str) -> None:
     (tmp_path / "other").write_text(text)
     with pytest.raises(ul.ParameterError, match="record of a run"):
         RunRecord.load(tmp_path / "other")
+
+
+def test_a_variable_is_a_value_though_the_model_has_repeated_an_argument() -> None:
+    @ul.function
+    def judge(s: ul.State, essay: str, row: dict[str, str]) -> None:
+        s += f"Essay: {essay}"
+        (branch,) = s.fork(1)
+        branch += "\nFacts:" + ul.gen("facts", max_tokens=8)
+        s += f"\nFacts:{branch['facts']}"
+        s += f"\nRow: {row['facts']}"
+
+    state = judge.run("A city by the sea.", {"facts": "older"}, backend=ul.Echo([" A city by the sea."]))
+    state.sync()
+    told = origins(state.record().lines)
+    assert ["value", " A city by the sea.", "branch['facts']"] in told
+    assert ["argument", "older", "row['facts']"] in told
