@@ -49,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show(message: str, error: Exception) -> None:
+    if "static_args={" in message:
+        error.add_note("on the command line it is --static NAME=JSON, such as --static n=3")
     print("\n  ".join([f"umbel compile: {message}", *getattr(error, "__notes__", ())]), file=sys.stderr)
 
 

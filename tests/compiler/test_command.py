@@ -98,6 +98,7 @@ def test_what_a_program_does_beside_is_said(here, capsys):
         (["exits.py:x"], "exits.py:2: SystemExit: 3"),
         (["wrong.py:x"], "temperature=-1 is out of range; write 0.0 to 100.0\n  raised at wrong.py:2"),
         (["tips.py:tips"], "tips.py:7: "),
+        (["tips.py:tips"], "on the command line it is --static NAME=JSON"),
         (["tips.py:tips", "--static", "size=2"], "size"),
         (["tips.py:tips", "--static", "count=1", "--passes", "fodl"], "there is no pass 'fodl'; did you mean 'fold'?"),
         (["tips.py:tips", "--static", "count=1", "-o", "no/such/f.umbel.json"], "no/such is no folder; make it"),
