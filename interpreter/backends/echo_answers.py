@@ -230,7 +230,10 @@ def completed(said: str, request: GenRequest) -> tuple[Completion, list[str]]:
     try:
         check(said, constraint)  # a stop of the program may end it anywhere
     except RequestError:  # or the stop stands after it
-        check(cut(said, msgspec.structs.replace(bounded, max_tokens=MAX_TOKENS))[0].text, constraint)
+        try:
+            check(cut(said, msgspec.structs.replace(bounded, max_tokens=MAX_TOKENS))[0].text, constraint)
+        except RequestError as error:
+            raise error from None  # the text up to its stop is what was asked for
     completion, texts = cut(said, bounded)
     whole = completion.finish_reason is FinishReason.STOP and not isinstance(completion.matched_stop, str)
     return msgspec.structs.replace(completion, guarantee="enforced" if whole else ""), texts

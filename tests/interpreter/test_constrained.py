@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import datetime
 import importlib.util
+import traceback
 import typing
 from typing import Any, Literal
 
@@ -147,8 +148,9 @@ def ask(s, **options):
 )
 def test_an_echo_that_breaks_the_constraint_is_reported(options: dict[str, Any], answer: str, problem: str) -> None:
     state = ask.run(backend=Echo(["ok", answer]), timeout=PATIENCE, **options)
-    with pytest.raises(ul.RequestError, match=problem):
+    with pytest.raises(ul.RequestError, match=problem) as raised:
         state.value("x")
+    assert "".join(traceback.format_exception(raised.value)).count(str(raised.value)) == 1
     assert state["first"] == "ok"  # what was known stays readable
 
 
