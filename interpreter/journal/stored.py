@@ -155,8 +155,9 @@ class StoredCalls:
         asked = {place for place, _ in self._counts}
         missing = [lines for place, lines in self._file.calls.get(self.item, {}).items() if place not in asked]
         calls = [(number, self._file.call(number)) for lines in missing for _, number in lines]
+        path = self._file.path
         return [
-            f"item {self.item}, {call.kind} {call.name!r}: recorded in line {number}, not called now"
+            f"item {self.item}, {call.kind} {call.name!r}: recorded in line {number} of {path}, not called now"
             for number, call in calls
         ]
 
@@ -220,19 +221,20 @@ class StoredCalls:
     def _difference(self, request: GenRequest | ScoreRequest, intent: Intent, number: int | None) -> str:
         """Describes what tells a request from the recorded one in this line; None: there is none at its place."""
         head = f"item {self.item}, {intent.kind} {intent.name!r}{_line_of(intent)}"
+        path = self._file.path
         if number is None:
-            return f"{head}: {self._file.path} has no call at this place"
+            return f"{head}: {path} has no call at this place"
         call, recorded = self._file.call(number), self._file.text_of(number)
         own = request.prompt is intent.prompt.parts
         layout = of_call(Asked(intent, None if own else request.prompt, "", 0, 0))
         if layout.text == recorded:
-            return f"{head}: line {number} has the same prompt with other parameters: {_other(request, call)}"
+            return f"{head}: line {number} of {path} has the same prompt with other parameters: {_other(request, call)}"
         place = common_length(layout.text, recorded)
         piece = layout.at(min(place, len(layout.text) - 1))
         source = None if piece is None or piece.source is None else piece.source.place
         said = "" if source is None else f", which {shown_name(source.file)}:{source.number} writes"
         return (
-            f"{head}: the prompt differs from that of line {number} at character {place}{said}\n"
+            f"{head}: the prompt differs from that of line {number} of {path} at character {place}{said}\n"
             f"  recorded: {_around(recorded, place)}\n"
             f"  now:      {_around(layout.text, place)}"
         )
