@@ -14,12 +14,14 @@ test. `--umbel-record` says what happens to it:
     new     files are replayed; calls that are not in them are made, and appended
     all     files are recorded afresh
 
-A file that was begun by a test that failed before its runs had ended is removed: calls that failed are not recorded.
+A file that was begun by a test that failed before its runs had ended is removed, and so is a folder without another
+one: calls that failed are not recorded.
 
 A test that fails by an error of umbel's, or of a program's own, shows the lines of the test and of the program;
 `pytest --full-trace` shows those between. An error that umbel itself has made keeps them.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -153,6 +155,8 @@ def umbel_journal(request: pytest.FixtureRequest) -> Iterator[JournalOfTest]:
         journal.close()
         if useless:
             path.unlink()
+            with contextlib.suppress(OSError):  # other tests have files there
+                path.parent.rmdir()
 
 
 def _name_of(test: pytest.Item) -> str:

@@ -267,6 +267,17 @@ def test_each_test_has_a_file_of_its_own_and_a_failed_recording_leaves_none(
     assert len(names) == 6
 
 
+@pytest.mark.processes
+def test_a_first_recording_that_fails_leaves_no_folder(
+    project: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "test_program.py").write_text(NAMES)
+    monkeypatch.setenv("FAULT", "1")
+    code, printed = project("-k", "test_model")
+    assert (code, "1 failed" in printed) == (1, True), printed
+    assert not (tmp_path / "journals").exists()
+
+
 FAILING = """
 import sys
 
