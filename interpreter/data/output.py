@@ -117,6 +117,7 @@ class ResultFile:
         stem, suffix = os.path.splitext(self.path)
         if suffix not in SUFFIXES:
             raise ParameterError(f"output={shown(path)}; write a path that ends in {' or '.join(SUFFIXES)}")
+        checks.output("output", self.path)
         self._is_parquet = suffix == ".parquet"
         if self._is_parquet:
             imported("pyarrow")
@@ -228,7 +229,7 @@ class ResultFile:
         try:
             file = os.open(self._lines_path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
         except OSError as error:
-            raise ParameterError(f"{self._lines_path} cannot be written: {error.strerror}") from None
+            raise ParameterError(f"{self.path} cannot be written: {error.strerror}; write another output=") from None
         if not lock_file(file):
             os.close(file)
             raise ParameterError(f"{self.path} is written by another run; wait for it, or write elsewhere")

@@ -108,7 +108,12 @@ def test_a_file_of_something_else_or_of_other_inputs_is_not_resumed(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("output", "problem"),
-    [("out.txt", "ends in .jsonl or .parquet"), ("none/out.jsonl", "cannot be written"), (7, "output=7")],
+    [
+        ("out.txt", "ends in .jsonl or .parquet"),
+        ("none/out.jsonl", "output 'none/out.jsonl': none is no folder"),
+        ("none/out.parquet", "output 'none/out.parquet': none is no folder"),
+        (7, "output=7"),
+    ],
 )
 def test_outputs_that_cannot_be_are_refused(
     output: Any, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
