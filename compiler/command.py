@@ -126,6 +126,7 @@ def _draw_run(options: argparse.Namespace) -> int:
         )
     picture = recorded.svg(RunRecord.load(options.run).lines)
     options.svg.write_text(picture, encoding="utf-8")
+    _say_written(options.svg)
     return 0
 
 
@@ -161,14 +162,20 @@ def _write(rewritten: passes.Rewritten, options: argparse.Namespace) -> None:
     graph = rewritten.graph
     if options.output is not None:
         graph.save(options.output)
+        _say_written(options.output)
     if options.svg is not None:
         options.svg.write_text(graph.svg(), encoding="utf-8")
+        _say_written(options.svg)
     if options.json:
         print(serialise.encode(graph).decode(), end="")
     elif options.dot:
         print(graph.dot(), end="")
     elif options.show or (options.output is None and options.svg is None):
         print(f"{graph.text()}\npasses\n{_indented(str(rewritten.report))}")
+
+
+def _say_written(path: Path) -> None:
+    print(f"umbel compile: wrote {path}", file=sys.stderr)  # standard output may be a graph
 
 
 def _indented(text: str) -> str:

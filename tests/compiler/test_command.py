@@ -51,7 +51,9 @@ def test_the_command_is_part_of_umbel(here, capsys):
 def test_a_graph_is_kept_drawn_and_printed(here, capsys):
     arguments = ["tips.py:tips", "--static", "count=2", "-o", "tips.umbel.json", "--svg", "tips.svg"]
     assert main(arguments) == 0
-    assert capsys.readouterr().out == ""
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == "umbel compile: wrote tips.umbel.json\numbel compile: wrote tips.svg\n"
     graph = serialise.read("tips.umbel.json")
     assert ElementTree.parse("tips.svg").getroot().get("class") == "umbel-graph"
     assert main([*arguments[:3], "--json"]) == 0
