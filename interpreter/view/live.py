@@ -113,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def follow(path: str, port: int, *, opens: bool) -> int:
-    """Serves the page of a file until Ctrl-C. `opens`: in a browser."""
+    """Serves the page of a file until Ctrl-C, which is no failure: returns 0. `opens`: in a browser."""
     _check(path)
     with LiveServer(path, port) as server:
         print(f"{server.url} follows {path}; Ctrl-C ends it", flush=True)

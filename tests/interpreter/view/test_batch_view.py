@@ -157,6 +157,14 @@ def test_the_command_refuses_what_live_does_not_do(tmp_path: Path, capsys: pytes
         assert f"--port={port} is out of range; write from 0 to 65535" in capsys.readouterr().err
 
 
+def test_ctrl_c_ends_the_live_page_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(server: LiveServer) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LiveServer, "serve_forever", interrupted)
+    assert main(["view", "--live", str(tmp_path / "a.jsonl"), "--no-open"]) == 0
+
+
 # -------------------------------------------------------------------------------- in a browser
 
 MOST_WORK = 3000  # ms of the main thread
