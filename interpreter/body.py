@@ -183,9 +183,9 @@ class Arguments:
                 own[name] = value
             else:
                 known = _OPTIONS.union(self._named)
-                raise ParameterError(
-                    f"{self} has no parameter {shown(name)}, and neither has run(); {option_remedy(name, known)}"
-                )
+                own_names = ", ".join(parameter.name for parameter in self.unbound()) or "no arguments"
+                instead = option_remedy(name, known, f"the program takes {own_names}")
+                raise ParameterError(f"{self} has no parameter {shown(name)}, and neither has run(); {instead}")
         return own, options
 
     def unbound(self) -> list[inspect.Parameter]:

@@ -566,9 +566,13 @@ MOST_OFFERED = 3  # names in one message
 MOST_LISTED = 12  # names of all that is known, where none is near; more of them are not read
 
 
-def remedy(name: str, known: Iterable[str]) -> str:
+def remedy(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """Suggests a replacement for an unknown name: at most three known ones that mean the same or are spelled nearly the
-    same, or the list of them."""
+    same, or the list of them.
+
+    Args:
+        otherwise: what to say where no known one is near.
+    """
     names = sorted(known)
     if same := [each for each in SYNONYMS.get(name, ()) if each in names][:MOST_OFFERED]:
         return f"did you mean {_either(same)}?"
@@ -576,6 +580,8 @@ def remedy(name: str, known: Iterable[str]) -> str:
         return f"did you mean {_either(close)}?"
     if close := difflib.get_close_matches(name[:MAX_SHOWN], names, n=1):
         return f"did you mean {close[0]!r}?"
+    if otherwise:
+        return otherwise
     if len(names) > MOST_LISTED:
         return f"none of the {len(names)} known ones has a name like it; help() of the call lists them"
     return f"known are {', '.join(names)}"
@@ -585,12 +591,12 @@ def _either(names: Sequence[str]) -> str:
     return " or ".join(filter(None, [", ".join(map(repr, names[:-1])), repr(names[-1])]))
 
 
-def option_remedy(name: str, known: Iterable[str]) -> str:
+def option_remedy(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """Suggests what to write in place of an unknown option: as `remedy`, or where else in a program it is said."""
     names = set(known)
     if name in ELSEWHERE and not names.intersection(SYNONYMS.get(name, ())):
         return ELSEWHERE[name]
-    return remedy(name, names)
+    return remedy(name, names, otherwise)
 
 
 def unknown_option(owner: str, name: str, known: Iterable[str]) -> ParameterError:

@@ -45,6 +45,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         ("select", "stop", "it belongs to gen("),
         ("run", "response_model", 'write gen("name", dtype=MyClass)'),
         ("run", "progress", "write program.run_batch(..., progress=True)"),
+        ("run", "zzz", "program(question) has no parameter 'zzz', and neither has run(); the program takes question"),
         ("run", "num_threads", "it is a parameter of program.run_batch(...)"),
         ("run_batch", "n_jobs", "did you mean 'num_threads'?"),
         ("run_batch", "tqdm", "did you mean 'progress'?"),
