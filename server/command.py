@@ -106,9 +106,18 @@ def main(arguments: Sequence[str]) -> int:
     hosts = (*settings.allow_host, settings.host)
     access = Access(settings.keys, settings.admin_key, hosts, loopback=on_loopback(listening))
     if settings.http_workers > 1:
-        return Workers(runtime, listening, _worker_start(settings, listening)).run()
+        return Workers(runtime, listening, _worker_start(settings, listening, runtime.options.model)).run()
     recorder = None if settings.record is None else Recorder(Path(settings.record))
-    front = Front(runtime, access, settings.limits, tuple(settings.served_name), programs, 1, recorder, ignored)
+    front = Front(
+        runtime,
+        access,
+        settings.limits,
+        tuple(settings.served_name),
+        programs,
+        recorder=recorder,
+        ignored=ignored,
+        alias=runtime.options.model,
+    )
     server = Server(front, runtime, listening)
     return server.run()
 
@@ -127,7 +136,7 @@ def _listen_of(settings: Settings) -> Listen | None:
             )
 
 
-def _worker_start(settings: Settings, listening: socket.socket) -> WorkerStart:
+def _worker_start(settings: Settings, listening: socket.socket, alias: str) -> WorkerStart:
     """Returns the start line of a worker, but for the address of the runtime, which is shared later."""
     return WorkerStart(
         parent=os.getpid(),
@@ -139,6 +148,7 @@ def _worker_start(settings: Settings, listening: socket.socket) -> WorkerStart:
         admin_key=settings.admin_key,
         hosts=(*settings.allow_host, settings.host),
         names=tuple(settings.served_name),
+        alias=alias,
         programs=tuple(settings.program),
         record=settings.record,
         ignored=tuple(settings.ignore_line),

@@ -47,6 +47,7 @@ class Front:
         access: keys, hosts and salts.
         limits: of this server.
         names: names of the model, the first of which is the main one; [] takes the model's own.
+        alias: what the command line calls the model; answered, too, where there are no `names`, and not listed.
         programs: that are offered from the start.
         workers: processes that serve the same socket, each with a front of its own.
         recorder: notes the tokens of every request; closed by its owner.
@@ -73,6 +74,7 @@ class Front:
         ignored: IgnoredLines | None = None,
         counts: Counts | None = None,
         shared: SharedPrograms | None = None,
+        alias: str = "",
     ) -> None:
         self.backend = backend
         self.access = access or Access()
@@ -89,6 +91,7 @@ class Front:
         self.changing = ChangingLines()
         self.ignored = ignored or IgnoredLines()
         self._names = names
+        self.alias = "" if names else alias
         self._named: dict[tuple[str, str], list[str]] = {}  # (caller, its name for a request) → ids in flight
         self._models: dict[str, ServedModel] = {}
         self._created = self.now()
@@ -285,6 +288,8 @@ class Front:
         program = self.programs.find(name)
         if found is None and program is not None and program.parameter:
             found = _model_of(program)
+        if found is None and name and name == self.alias:
+            found = self.models[0]
         if found is None:
             known = ", ".join(repr(each.name) for each in self.models)
             raise HttpError(

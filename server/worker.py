@@ -37,7 +37,19 @@ def main() -> int:
     ignored = IgnoredLines(start.ignored)
     kept = SharedPrograms(Path(start.kept), start.row)
     counts = Counts(start.workers, start.counts, start.row)
-    front = Front(runtime, access, start.limits, start.names, programs, start.workers, recorder, ignored, counts, kept)
+    front = Front(
+        runtime,
+        access,
+        start.limits,
+        start.names,
+        programs,
+        start.workers,
+        recorder,
+        ignored,
+        counts,
+        kept,
+        start.alias,
+    )
     with listening:
         try:
             return Server(front, runtime, listening).run()

@@ -41,6 +41,7 @@ class WorkerStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         listening: descriptor of the bound socket, which the worker inherits.
         workers: how many there are.
         secret: of the salts.
+        alias: what the command line calls the model.
         record: the file to which all of them append.
         ignored: patterns of lines that are dropped.
         limits: of one worker.
@@ -58,6 +59,7 @@ class WorkerStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     admin_key: str | None
     hosts: tuple[str, ...]
     names: tuple[str, ...]
+    alias: str
     programs: tuple[str, ...]
     record: str | None
     ignored: tuple[str, ...]

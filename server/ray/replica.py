@@ -101,7 +101,16 @@ class Replica:
                 Path(folder, name).write_bytes(data)
                 programs.append(open_program(f"{Path(folder, name)}{colon}{parameter}", Front.now()))
         ignored = IgnoredLines(start.ignored)
-        return Front(self._runtime, access, start.limits, start.names, programs, start.replicas, ignored=ignored)
+        return Front(
+            self._runtime,
+            access,
+            start.limits,
+            start.names,
+            programs,
+            start.replicas,
+            ignored=ignored,
+            alias=self._runtime.options.model,
+        )
 
     # ------------------------------------------------------------------ questions of Ray
 

@@ -83,7 +83,7 @@ def test_lines_to_ignore_are_named_on_the_line_and_in_the_file(tmp_path: Path) -
     settings = settings_of(["--ignore-line", "a.*", "--ignore-line", "b"], {})
     assert settings.ignore_line == ["a.*", "b"]
     with socket.socket() as listening:
-        assert _worker_start(settings, listening).ignored == ("a.*", "b")
+        assert _worker_start(settings, listening, "default").ignored == ("a.*", "b")
 
 
 def test_a_pattern_that_is_refused_ends_the_command() -> None:
@@ -259,6 +259,7 @@ def test_without_an_admin_key_the_administration_is_there_on_loopback_only(
     monkeypatch.setattr(command, "Server", Kept)
     assert main(["--model", "oracle", "--host", host, "--port", "0", *given]) == 0
     (front,) = fronts
+    assert front.alias == "oracle"
     front.backend = LocalBackend()
     assert asyncio.run(answers()) == ({there}, {there})
 
