@@ -22,7 +22,7 @@ class CacheCause(StrEnum):
     """Says why the cached part of a prompt ends where it does; a member is a text, such as "argument".
 
     Attributes:
-        HIT: all of the prompt was cached; its last token is computed always.
+        HIT: all of the prompt was cached; its last token is computed always, and of a select the choices are.
         FIRST: no earlier prompt is known.
         NEW: an earlier prompt ends here; what follows has never been asked before.
         ARGUMENT: an argument is another one than in earlier runs.
@@ -165,6 +165,9 @@ class CallReport:
     def explanation(self) -> str:
         """The cause, in a sentence."""
         sentence = _SENTENCES[self.cause]
+        if self.cause is CacheCause.HIT and self.computed_tokens:
+            choices = " and the tokens of the choices, which are" if self.kind == "select" else ", which is"
+            sentence += f" but its end{choices} computed always"
         if self.miss is None:
             return sentence
         subject = ""

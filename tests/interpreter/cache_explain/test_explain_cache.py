@@ -115,6 +115,7 @@ def test_all_but_the_last_token_is_a_hit(make: Callable[[], Backend]) -> None:
     call = ask.run("Why?", backend=backend, timeout=PATIENCE).explain_cache()["answer"]
     assert (call.cause, call.miss) == (CacheCause.HIT, None)
     assert call.computed_tokens == 1
+    assert call.explanation == "all of the prompt was cached but its end, which is computed always"
 
 
 @BACKENDS
@@ -227,6 +228,9 @@ def test_a_select_is_explained() -> None:
         assert (call.kind, call.cause) == ("select", CacheCause.ARGUMENT)
         assert call.miss is not None
         assert call.miss.argument == "text"
+        again = choose.run("Bread", backend=backend, timeout=PATIENCE).explain_cache()["answer"]
+        choices = "the tokens of the choices, which are computed always"
+        assert again.explanation == f"all of the prompt was cached but its end and {choices}"
 
 
 def test_a_gen_that_was_answered_without_a_call_says_so() -> None:
