@@ -38,8 +38,9 @@ _RUNS = {RunsBy.NATIVE: "native", RunsBy.TRANSFORMERS: "transformers", RunsBy.NO
 
 
 _ABOUT = {
-    "pull": "Download models from the Hugging Face hub, or bring them up to date. What is there is not downloaded "
-    "again, and a download that was cut goes on.",
+    "pull": "Download models from the Hugging Face hub, or bring them up to date. Files that are whole are not "
+    "downloaded again. A lost connection is taken up where it was cut; what was unfinished when the command ended "
+    "begins anew.",
     "models": "List the models on this machine: umbel's, those in the caches of Hugging Face and llama.cpp, and those "
     "of Ollama and LM Studio.",
     "rm": "Remove models that umbel models lists, after asking for each.",
@@ -246,4 +247,9 @@ def _agreed(removal: Removal) -> bool:
     if not sys.stdin.isatty():
         raise ParameterError(f"{removal.name}: nothing can be asked here; write --yes to remove it without a question")
     of = f"{removal.place}'s copy of {removal.name}" if removal.place != "umbel" else removal.name
-    return input(f"Remove {of} ({gigabytes(removal.size)} in {removal.path})? [y/N] ").strip().lower() in ("y", "yes")
+    try:
+        answer = input(f"Remove {of} ({gigabytes(removal.size)} in {removal.path})? [y/N] ")
+    except EOFError:  # Ctrl-D
+        print()
+        return False
+    return answer.strip().lower() in ("y", "yes")

@@ -79,6 +79,20 @@ def test_what_is_pulled_is_listed_and_can_be_removed(
     assert not list(Path(models["org/tiny"]["path"]).parents[1].glob("blobs/*"))
 
 
+def test_a_question_that_is_ended_keeps_the_model(
+    hub: FakeHub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(question: str) -> str:
+        raise EOFError
+
+    main(["pull", "org/tiny"])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", ended)
+    assert main(["rm", "org/tiny"]) == 0
+    assert capsys.readouterr().out.endswith("\norg/tiny: kept\n")
+    assert set(listed(capsys)) == {"org/tiny"}
+
+
 def test_a_copy_of_a_repository_with_the_same_commits_is_kept(
     hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
