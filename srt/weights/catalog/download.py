@@ -371,10 +371,7 @@ def _explain_status(name: HubName, places: ModelPlaces, error: BaseException, re
         more = "" if _hub().get_token() else "; with a token (hf auth login) the hub allows more"
         return f"{name}: the hub has had too many requests from here (HTTP 429); run umbel pull {name} {when}{more}"
     if status >= 500:
-        return (
-            f"{name}: the hub fails (HTTP {status}); run umbel pull {name} later. Of models here, "
-            f"{near_names(str(name), places)}"
-        )
+        return f"{name}: the hub fails (HTTP {status}); run umbel pull {name} later"
     return f"{name}: the hub refuses (HTTP {status}: {_first_line(error)}); look at {page}"
 
 

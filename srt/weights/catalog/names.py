@@ -28,6 +28,7 @@ from .repository import HubName, parse_hub_name
 DEFAULT = "default"
 DEFAULT_NAMES = frozenset({DEFAULT, DEFAULT_NAME})
 MOST_KNOWN = 12  # names in an error
+LIKE = 0.5  # least likeness of a name that may be meant
 # Prefixes of hosted models on the command line → the backend that a program names.
 HOSTED = {
     "openai": "OpenAI",
@@ -79,11 +80,21 @@ def near_names(name: str, places: ModelPlaces) -> str:
         DEFAULT,
         *(model.name for models in (umbel_models, hub_models) for model in models(places) if not model.gap),
     ]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    scores = {each: score for each in known if (score := _likeness(name, each)) >= LIKE}
+    near = sorted(scores, key=lambda each: -scores[each])[:3]
     if near:
         return f"did you mean {' or '.join(map(repr, near))}?"
     more = f" and {len(known) - MOST_KNOWN} more (umbel models)" if len(known) > MOST_KNOWN else ""
     return f"known names: {', '.join(known[:MOST_KNOWN])}{more}."
+
+
+def _likeness(name: str, known: str) -> float:
+    """Compares two names: 0 for nothing in common, 1 for equal ones. What an organisation has is told apart by its name
+    alone."""
+    (organisation, slash, own), (other, _, another) = name.partition("/"), known.partition("/")
+    if slash and organisation == other:
+        name, known = own, another
+    return difflib.SequenceMatcher(None, known, name).ratio()
 
 
 def _unknown(name: str, places: ModelPlaces) -> ModelError:

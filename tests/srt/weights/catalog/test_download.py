@@ -148,7 +148,7 @@ def failing(status: int, code: str = "", **headers: str) -> Answer:
         pytest.param(failing(401), "or it is private .HTTP 401.: .* hf auth login, or set HF_TOKEN", id="401"),
         pytest.param(failing(404, "RepoNotFound"), "the hub has no model 'org/tiny', or it is private", id="404"),
         pytest.param(failing(429, Retry_After="17"), "too many requests .*umbel pull org/tiny in 17 seconds", id="429"),
-        pytest.param(failing(503), "the hub fails .HTTP 503.; run umbel pull org/tiny later", id="503"),
+        pytest.param(failing(503), "the hub fails .HTTP 503.; run umbel pull org/tiny later$", id="503"),
         pytest.param(failing(418), "the hub refuses .HTTP 418", id="418"),
         pytest.param(Answer(200, b"<html>log in"), "no answer of a Hugging Face hub .*HF_ENDPOINT", id="html"),
         pytest.param(Answer(200, b'{"id": "org/tiny"}'), "no answer of a Hugging Face hub .*no commit", id="bare"),
@@ -180,6 +180,13 @@ def test_a_token_that_is_refused_is_said(machine: Machine, monkeypatch: pytest.M
     assert "the token was refused" in message
     assert "secret" not in message
     assert machine.hub.requests[0].headers["authorization"] == "Bearer hf_secret_of_a_test"
+
+
+def test_a_name_that_shares_the_organisation_alone_is_not_offered(machine: Machine) -> None:
+    open_model("org/tiny")
+    assert "Of models here, known names: default, org/tiny." in refused(machine, "org/nothere")
+    assert "did you mean 'org/tiny'?" in refused(machine, "org/tinny")
+    assert "did you mean 'org/tiny'?" in refused(machine, "orgs/tiny")
 
 
 def test_an_unknown_revision_is_said(machine: Machine) -> None:
