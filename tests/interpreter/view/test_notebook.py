@@ -91,12 +91,14 @@ def test_reports_are_tables() -> None:
     assert "completion_tokens" in program.estimate(topic="x", backend=ul.Echo())._repr_html_()
 
 
-def test_a_cost_has_what_was_spent_and_no_zeros() -> None:
-    content = ul.Cost(ul.Usage(prompt_tokens=12, calls=2), dollars=0.5)._repr_html_()
+def test_a_cost_has_the_table_of_its_usage_and_the_price() -> None:
+    content = ul.Cost(ul.Usage(prompt_tokens=12, cached_tokens=3, calls=2), dollars=0.5)._repr_html_()
     assert tags(content) <= TAGS
     assert "2 calls, $0.500000" in content
-    assert "prompt_tokens" in content
-    assert "completion_tokens" not in content
+    assert ">3 (25%)<" in content
+    assert "read from a journal" not in content
+    read = ul.Cost(ul.Usage(), read=ul.Usage(prompt_tokens=7, calls=1))._repr_html_()
+    assert "prompt tokens, read from a journal</td>" in read
     assert "without a price" in ul.Cost(dollars=None)._repr_html_()
     assert "1 calls, $0<" in ul.Cost(ul.Usage(calls=1), dollars=0.0)._repr_html_()
 
