@@ -28,7 +28,7 @@ from .body import Arguments, Host, RunOptions, journaled, opened
 from .budget import Allowance, allowance_of
 from .data.frames import Framed, joined
 from .data.output import EXISTING, BatchOutput, ResultFile, plain, refuse_one_file
-from .data.progress import BatchProgress, Tally, bar_for
+from .data.progress import SHOWN_EVERY, BatchProgress, Tally, bar_for
 from .data.rows import Row, RowCalls, table_of
 from .loop import hearing
 from .run import Run
@@ -273,13 +273,13 @@ class Job:
         self._news = threading.Condition()  # guards what follows
         self._ended: deque[int] = deque()  # in the window, in the order of their ends
         self._bodies = 0
-        self._running = 0
+        self._running: dict[int, Member] = {}
         self._changes = 0
         self._failed = False
         self._unwritten: BaseException | None = None  # the output cannot be written
         self._unread: BaseException | None = None  # raised by the caller's iterable
         self._tally = Tally(self.total)
-        self._shown = -1  # programs that had ended when the numbers were shown last
+        self._shown = (-1, 0, 0)  # programs that had ended, that ran, and calls, when they were shown last
         self._given: Row = {}  # input of the result that was given out last
         self._outcome: BatchOutput | None = None
 
@@ -415,14 +415,10 @@ class Job:
             with self._news:
                 seen = self._changes
             self._fill(pool, order)
-            with self._news:
-                numbers = self._tally.numbers()
-                unwritten = self._unwritten
-            if unwritten is not None:
-                raise unwritten
-            if show is not None and numbers.finished != self._shown:
-                self._shown = numbers.finished
-                show(numbers)
+            if self._unwritten is not None:
+                raise self._unwritten
+            if show is not None:
+                self._show(show)
             if not self._window:
                 return None
             with self._news:
@@ -430,7 +426,18 @@ class Job:
                 if index is not None:
                     return self._window.pop(index)
                 if self._changes == seen:
-                    self._news.wait(hearing())
+                    self._news.wait(hearing(None if show is None else SHOWN_EVERY))
+
+    def _show(self, show: Callable[[BatchProgress], object]) -> None:
+        """Shows the numbers if they are new: now and then, at the end, and before an error ends the batch."""
+        if not self._tally.is_due and self._window and (self._keeps_going or not self._failed):
+            return
+        with self._news:
+            numbers = self._tally.numbers(member.run.ledger.cost for member in self._running.values())
+        shown = (numbers.finished, numbers.running, numbers.usage.calls)
+        if shown != self._shown:
+            self._shown = shown
+            show(numbers)
 
     def _next(self, order: "Order") -> int | None:
         """Returns the program to give out, if it has ended: any, or the first of those that were started."""
@@ -442,7 +449,7 @@ class Job:
     def _fill(self, pool: ThreadPoolExecutor, order: "Order") -> None:
         """Starts programs while there is room. Holds no lock: the caller's iterator may block."""
         while not (self._failed and not self._keeps_going) and self._unwritten is None:
-            if self._bodies >= self._threads or self._running >= self._limit:
+            if self._bodies >= self._threads or len(self._running) >= self._limit:
                 return
             if order is not Order.ALL and len(self._window) >= 2 * self._limit:
                 return
@@ -483,7 +490,7 @@ class Job:
         run.end(error)
         member = self._window[index] = Member(index, item, inputs, run, state, error)
         with self._news:
-            self._running += 1
+            self._running[index] = member
         if self._view is not None:
             self._view.note_begin(index, member.inputs)
         self._note_end(member)
@@ -499,7 +506,7 @@ class Job:
         member = self._window[index] = Member(index, item, inputs_of(item, call), run, state)
         with self._news:
             self._bodies += 1
-            self._running += 1
+            self._running[index] = member
         if self._view is not None:
             self._view.note_begin(index, member.inputs)
 
@@ -554,7 +561,7 @@ class Job:
             member.finished = True
             failed = member.error is not None
             self._failed = self._failed or failed
-            self._running -= 1
+            del self._running[member.index]
             self._ended.append(member.index)
             self._tally.add(member.run.ledger.cost, failed=failed)
             self._changes += 1
@@ -562,7 +569,7 @@ class Job:
 
     def _await_rest(self, states: dict[int, State]) -> None:
         with self._news:
-            self._news.wait_for(lambda: self._running == 0)
+            self._news.wait_for(lambda: not self._running)
         states.update({index: member.state for index, member in self._window.items() if member.error is None})
 
     def _cancel_rest(self) -> None:

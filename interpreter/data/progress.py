@@ -1,11 +1,14 @@
 """Counts a running batch, and shows the numbers: a bar on stderr or in a notebook, or a function of the user's.
 
-━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━  812/1000  0:01:04
-3 failed · 12.6 rows/s · 1,204,113 tokens in, 71 % cached, 40,021 out · $0.41 · 15 s left
+programs ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 812/1000 0:01:04
+185 running · 3 failed · 12.6 rows/s · 15 s left
+2,411 calls · 1,204,113 tokens in, 71% cached, 40,021 out · $0.41
+
+Calls are counted as they end, those of running programs, too: where many programs run at once, none ends for long.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,6 +20,9 @@ from ..notebooks.display import NotebookBar, in_notebook
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+SHOWN_EVERY = 0.5  # seconds between two looks at what runs
+_TOLD_EVERY = 30.0  # seconds between two texts of a bar where nothing is drawn
+
 
 class BatchProgress(msgspec.Struct, frozen=True):
     """Holds the numbers of a batch at a moment: what a function given as `progress=` gets. `print` shows a line.
@@ -27,8 +33,9 @@ class BatchProgress(msgspec.Struct, frozen=True):
         failed: number of programs that have failed.
         resumed: number of programs whose results an earlier run has written.
         seconds: since the batch began.
-        usage: tokens and calls of the programs that have ended.
+        usage: tokens and calls of all calls that have ended, those of programs that run among them.
         dollars: cost by `umbel.prices`, 0 for a model that runs here; None: without a price.
+        running: number of programs that have begun and not ended.
 
     Examples:
         >>> @ul.function
@@ -41,7 +48,7 @@ class BatchProgress(msgspec.Struct, frozen=True):
         >>> last.finished, last.total, last.usage.calls, last.dollars
         (2, 2, 2, 0.0)
         >>> print("at the end:", last)
-        at the end: ... rows/s · 4 tokens in, 0% cached, 2 out
+        at the end: ... rows/s · 2 calls · 4 tokens in, 0% cached, 2 out
     """
 
     total: int | None
@@ -51,6 +58,7 @@ class BatchProgress(msgspec.Struct, frozen=True):
     seconds: float
     usage: Usage
     dollars: float | None
+    running: int = 0
 
     @property
     def finished(self) -> int:
@@ -75,20 +83,32 @@ class BatchProgress(msgspec.Struct, frozen=True):
         return max(0, self.total - self.finished) / self.rate
 
     def __str__(self) -> str:
-        facts = [f"{self.failed} failed"] if self.failed else []
-        facts += [f"{self.resumed} done before"] if self.resumed else []
+        return " · ".join(self.lines())
+
+    def lines(self) -> tuple[str, str]:
+        """Returns what is to be said of the programs, and of their calls."""
+        return " · ".join(self._of_programs()), " · ".join(self._of_calls())
+
+    def _of_programs(self) -> list[str]:
+        facts = [f"{self.running:,} running"] if self.running else []
+        facts += [f"{self.failed:,} failed"] if self.failed else []
+        facts += [f"{self.resumed:,} done before"] if self.resumed else []
         facts.append(f"{self.rate:.3g} rows/s")
+        if self.seconds_left:
+            facts.append(f"{_spoken(self.seconds_left)} left")
+        return facts
+
+    def _of_calls(self) -> list[str]:
         usage = self.usage
-        facts.append(
-            f"{usage.prompt_tokens:,} tokens in, {self.cached_share:.0%} cached, {usage.completion_tokens:,} out"
-        )
+        facts = [
+            f"{usage.calls:,} call{'' if usage.calls == 1 else 's'}",
+            f"{usage.prompt_tokens:,} tokens in, {self.cached_share:.0%} cached, {usage.completion_tokens:,} out",
+        ]
         if self.dollars:
             facts.append(f"${self.dollars:.2f}" if self.dollars >= 0.01 else f"${self.dollars:.4f}")
         elif self.dollars is None:
             facts.append("price not known")
-        if self.seconds_left:
-            facts.append(f"{_spoken(self.seconds_left)} left")
-        return " · ".join(facts)
+        return facts
 
 
 def _spoken(seconds: float) -> str:
@@ -109,7 +129,8 @@ class Tally:
         self._total = total
         self._clock = clock
         self._began = clock()
-        self.cost = Cost()
+        self._looked_at = self._began
+        self.cost = Cost()  # of programs that have ended
         self.done = 0
         self.failed = 0
         self.resumed = 0
@@ -120,10 +141,27 @@ class Tally:
         self.done += not failed
         self.failed += failed
 
-    def numbers(self) -> BatchProgress:
-        seconds = self._clock() - self._began
-        counts = (self.done, self.failed, self.resumed)
-        return BatchProgress(self._total, *counts, seconds, self.cost.usage, self.cost.dollars)
+    @property
+    def is_due(self) -> bool:
+        """True where `numbers` was called so long ago that there may be something to show."""
+        return self._clock() - self._looked_at >= SHOWN_EVERY
+
+    def numbers(self, running: Iterable[Cost] = ()) -> BatchProgress:
+        """Returns the numbers now. `running`: what the programs that run have cost so far."""
+        self._looked_at = self._clock()
+        costs = [self.cost, *running]
+        usage = sum((cost.usage for cost in costs), Usage())
+        dollars = [cost.dollars for cost in costs if cost.dollars is not None]
+        return BatchProgress(
+            self._total,
+            self.done,
+            self.failed,
+            self.resumed,
+            self._looked_at - self._began,
+            usage,
+            sum(dollars) if len(dollars) == len(costs) else None,
+            len(costs) - 1,
+        )
 
 
 def bar_for(total: int | None) -> "Bar | NotebookBar":
@@ -132,15 +170,18 @@ def bar_for(total: int | None) -> "Bar | NotebookBar":
 
 
 class Bar:
-    """Shows a progress bar with the numbers of a batch on stderr: one line at the end where that is no terminal.
-    A context manager.
+    """Shows a progress bar with the numbers of a batch on stderr. Where that is no terminal, the numbers are told twice
+    a minute, and the bar is drawn at the end. A context manager.
 
     Args:
         total: number of programs, or None when it is not known.
+        clock: in seconds.
     """
 
-    def __init__(self, total: int | None) -> None:
+    def __init__(self, total: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._total = total
+        self._clock = clock
+        self._told_at = clock()
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._facts = ""
@@ -165,8 +206,13 @@ class Bar:
 
     def show(self, numbers: BatchProgress) -> None:
         if self._progress is not None and self._task is not None:
-            self._facts = str(numbers)
+            self._facts = "\n".join(numbers.lines())
             self._progress.update(self._task, completed=numbers.finished)
+            console = self._progress.console
+            if numbers.running and not console.is_interactive and self._clock() - self._told_at >= _TOLD_EVERY:
+                self._told_at = self._clock()
+                of = "" if self._total is None else f"/{self._total}"
+                console.print(f"programs {numbers.finished}{of}\n{self._facts}", markup=False, highlight=False)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
