@@ -279,7 +279,7 @@ class Job:
         self._unwritten: BaseException | None = None  # the output cannot be written
         self._unread: BaseException | None = None  # raised by the caller's iterable
         self._tally = Tally(self.total)
-        self._shown = (-1, 0, 0)  # programs that had ended, that ran, and calls, when they were shown last
+        self._shown = (-1, 0, 0)  # programs that had ended, that ran, and calls that had, when they were shown last
         self._given: Row = {}  # input of the result that was given out last
         self._outcome: BatchOutput | None = None
 
@@ -434,7 +434,7 @@ class Job:
             return
         with self._news:
             numbers = self._tally.numbers(member.run.ledger.cost for member in self._running.values())
-        shown = (numbers.finished, numbers.running, numbers.usage.calls)
+        shown = (numbers.finished, numbers.running, numbers.usage.calls + numbers.read.calls)
         if shown != self._shown:
             self._shown = shown
             show(numbers)

@@ -26,6 +26,7 @@ from ...lang.errors import ParameterError, shown
 from ...lang.protocol import Cost
 from ...lang.transport.file_lock import lock_file
 from .frames import Framed, imported, joined, read_parquet, text_of, write_parquet
+from .progress import told_calls
 
 SUFFIXES = (".jsonl", ".parquet")
 EXISTING = ("error", "resume", "overwrite")
@@ -80,15 +81,15 @@ class BatchOutput(Framed):
         facts = [f"{self.path}: {self.done:,} done"]
         facts += [f"{self.resumed:,} of them before"] if self.resumed else []
         facts += [f"{self.failed:,} failed, in {self.failed_path}"] if self.failed else []
-        usage = self.cost.usage
-        share = usage.cached_tokens / usage.prompt_tokens if usage.prompt_tokens else 0.0
-        facts.append(f"{usage.prompt_tokens:,} tokens in, {share:.0%} cached, {usage.completion_tokens:,} out")
+        facts += told_calls(self.cost.usage, self.cost.read)
         return " · ".join(facts)
 
     def _repr_html_(self) -> str:
         facts = {name: getattr(self, name) for name in ("path", "done", "resumed", "failed", "failed_path")}
         usage = self.cost.usage
         facts["tokens"] = f"{usage.prompt_tokens} in ({usage.cached_tokens} cached), {usage.completion_tokens} out"
+        if self.cost.read.calls:
+            facts["calls read from the journal"] = self.cost.read.calls
         cells = [(notebook.escaped(name), notebook.escaped(str(value))) for name, value in facts.items()]
         return notebook.folded(f"batch: {self.done} done, {self.failed} failed", notebook.table(cells), is_open=True)
 

@@ -36,6 +36,7 @@ class BatchProgress(msgspec.Struct, frozen=True):
         usage: tokens and calls of all calls that have ended, those of programs that run among them.
         dollars: cost by `umbel.prices`, 0 for a model that runs here; None: without a price.
         running: number of programs that have begun and not ended.
+        read: tokens and calls that a journal has answered: they cost nothing now.
 
     Examples:
         >>> @ul.function
@@ -59,6 +60,7 @@ class BatchProgress(msgspec.Struct, frozen=True):
     usage: Usage
     dollars: float | None
     running: int = 0
+    read: Usage = Usage()
 
     @property
     def finished(self) -> int:
@@ -85,9 +87,10 @@ class BatchProgress(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return " · ".join(self.lines())
 
-    def lines(self) -> tuple[str, str]:
-        """Returns what is to be said of the programs, and of their calls."""
-        return " · ".join(self._of_programs()), " · ".join(self._of_calls())
+    def lines(self) -> tuple[str, ...]:
+        """Returns what is to be said of the programs, of the calls that were made, and of those that a journal had."""
+        made, *read = told_calls(self.usage, self.read)
+        return " · ".join(self._of_programs()), " · ".join(self._of_calls(made)), *read
 
     def _of_programs(self) -> list[str]:
         facts = [f"{self.running:,} running"] if self.running else []
@@ -98,17 +101,26 @@ class BatchProgress(msgspec.Struct, frozen=True):
             facts.append(f"{_spoken(self.seconds_left)} left")
         return facts
 
-    def _of_calls(self) -> list[str]:
-        usage = self.usage
-        facts = [
-            f"{usage.calls:,} call{'' if usage.calls == 1 else 's'}",
-            f"{usage.prompt_tokens:,} tokens in, {self.cached_share:.0%} cached, {usage.completion_tokens:,} out",
-        ]
+    def _of_calls(self, made: str) -> list[str]:
+        facts = [_calls(self.usage.calls), made] if self.usage.calls or not self.read.calls else [made]
         if self.dollars:
             facts.append(f"${self.dollars:.2f}" if self.dollars >= 0.01 else f"${self.dollars:.4f}")
         elif self.dollars is None:
             facts.append("price not known")
         return facts
+
+
+def told_calls(usage: Usage, read: Usage) -> list[str]:
+    """Returns the tokens of calls that were made, and the number of those that a journal has answered."""
+    told = [f"{_calls(read.calls)} read from the journal"] if read.calls else []
+    if not usage.calls and read.calls:
+        return ["no call made", *told]
+    share = usage.cached_tokens / usage.prompt_tokens if usage.prompt_tokens else 0.0
+    return [f"{usage.prompt_tokens:,} tokens in, {share:.0%} cached, {usage.completion_tokens:,} out", *told]
+
+
+def _calls(count: int) -> str:
+    return f"{count:,} call{'' if count == 1 else 's'}"
 
 
 def _spoken(seconds: float) -> str:
@@ -151,6 +163,7 @@ class Tally:
         self._looked_at = self._clock()
         costs = [self.cost, *running]
         usage = sum((cost.usage for cost in costs), Usage())
+        read = sum((cost.read for cost in costs if cost.read.calls), Usage())
         dollars = [cost.dollars for cost in costs if cost.dollars is not None]
         return BatchProgress(
             self._total,
@@ -161,6 +174,7 @@ class Tally:
             usage,
             sum(dollars) if len(dollars) == len(costs) else None,
             len(costs) - 1,
+            read,
         )
 
 

@@ -179,6 +179,21 @@ def test_a_killed_batch_goes_on_with_its_journal(tmp_path: Path) -> None:
     assert [line["row"] for line in lines(tmp_path / "out.jsonl")] == [0, 1, 2, 3, 4]
 
 
+def test_a_batch_says_what_its_journal_has_answered(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"journal": tmp_path / "run.journal", "if_exists": "overwrite"}
+    output = tmp_path / "out.jsonl"
+    check.run_batch(ITEMS[:2], backend=ul.Echo(), output=output, **given)
+    seen: list[ul.BatchProgress] = []
+    done = check.run_batch(ITEMS[:2], backend=ul.Echo(), output=output, progress=seen.append, **given)
+    assert str(done) == f"{output}: 2 done · no call made · {done.cost.read.calls} calls read from the journal"
+    assert seen[-1].read == done.cost.read
+    assert seen[-1].lines()[1:] == ("no call made", f"{done.cost.read.calls} calls read from the journal")
+    assert "calls read from the journal" in done._repr_html_()
+    more = check.run_batch(ITEMS[:3], backend=ul.Echo(), output=output, **given)
+    assert "tokens in, " in str(more)
+    assert str(more).endswith(f" out · {done.cost.read.calls} calls read from the journal")
+
+
 def test_a_journal_and_an_output_pay_each_call_once(tmp_path: Path) -> None:
     @ul.function
     def two(s: ul.State, x: int) -> None:
