@@ -56,6 +56,7 @@ from .echo_answers import (
     completed,
     fitting,
     hashed_logprobs,
+    refuse_mistyped,
     scores_of,
 )
 from .echo_tokens import PrefixCache, located, pieces, prompt_path, prompt_text, prompt_tokens, token_id
@@ -229,7 +230,7 @@ class Echo(DirectCalls):
             continuation of `n`; one text serves them all. None: the last piece of text that the program itself
             wrote is returned, or a shortest text that satisfies the constraint.
         scores: choice → its log-probability per token (a number for all its tokens, or one for each); other choices
-            get a hash of prompt and choice.
+            get a hash of prompt and choice. A score of a text that is nearly a choice is an error of its select.
         unconditional_scores: the same without the prompt.
         probabilities: of choices, for `select(method="overshoot" | "exact")`: a number from 0 to 1, or a pair of
             bounds. Without them Echo is a backend that has no such methods.
@@ -512,6 +513,7 @@ class Echo(DirectCalls):
         )
 
     def _scored(self, request: ScoreRequest) -> Scored:
+        refuse_mistyped(self._scores, request.choices)
         tokens, cached = self._prefill(request)
         ids = [token for token, _ in tokens]
         path = prompt_path(request.prompt, tokens)

@@ -6,6 +6,7 @@ the `regex` package, where it is installed and `re` does not know the syntax), J
 it is installed. A script that a real backend could not have said is reported.
 """
 
+import difflib
 import importlib.util
 import json
 import math
@@ -32,6 +33,7 @@ Script = Mapping[str, Answer] | Sequence[Answer] | Callable[[str], Answer]
 
 MOST_ANSWERS = 1_000_000
 MOST_CHARACTERS = 1 << 24  # of a key
+_ALIKE = 0.85  # "goood" and "good"; less is another word, such as "disagree" and "agree"
 
 
 class ScriptReader:
@@ -358,6 +360,27 @@ def _scores(name: str, given: object) -> float | tuple[float, ...]:
         return float(checks.number(name, given, -math.inf, math.inf, "a log-probability"))
     numbers = checks.members(name, given, MAX_CHOICE_LENGTH, "a log-probability, or a list with one for each token")
     return tuple(float(checks.number(name, each, -math.inf, math.inf, "a log-probability")) for each in numbers)
+
+
+def refuse_mistyped(scores: Mapping[str, object], choices: Sequence[str]) -> None:
+    """Raises RequestError where a choice has no score, and a nearly equal text that is no choice has one.
+
+    A choice without a score is no mistake otherwise: it gets a hash.
+    """
+    asked = set(choices)
+    others = {_compared(text): text for text in scores if text not in asked}
+    if not others:
+        return
+    for choice in choices:
+        if choice not in scores and (near := difflib.get_close_matches(_compared(choice), others, 1, _ALIKE)):
+            raise RequestError(
+                f"Echo's scores have {shown(others[near[0]])}, which is no choice here, and not the choice "
+                f"{shown(choice)}; write it as the select does, or give both a score"
+            )
+
+
+def _compared(text: str) -> str:
+    return text.strip().lower()
 
 
 def scores_of(given: float | Sequence[float] | None, choice: str, seed: int) -> tuple[float, ...]:

@@ -239,6 +239,19 @@ def test_scores_are_given_or_hashed_and_repeatable() -> None:
         asyncio.run(Echo(scores={"no way": [-1.0]}).score(ScoreRequest("1", (), ("no way",))))
 
 
+@pytest.mark.parametrize("written", ["goood", " good", "Good"])
+def test_a_score_of_what_is_nearly_a_choice_is_an_error(written: str) -> None:
+    echo = Echo(scores={written: -1.0, "bad": -2.0})
+    with pytest.raises(ul.RequestError, match=f"{written!r}, which is no choice here, and not the choice 'good'"):
+        asyncio.run(echo.score(ScoreRequest("1", (), ("good", "bad"))))
+
+
+@pytest.mark.parametrize("choices", [("disagree", "unsure"), ("relevant", "agree"), ("good", "bad")])
+def test_scores_of_other_words_leave_choices_to_the_hash(choices: tuple[str, str]) -> None:
+    scored = asyncio.run(Echo(scores={"agree": -1.0}).score(ScoreRequest("1", (), choices)))
+    assert all(choice.logprobs for choice in scored.choices)
+
+
 def test_a_delay_is_slept_by_the_clock_it_was_given() -> None:
     slept: list[float] = []
 
