@@ -164,7 +164,7 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     made = argparse.ArgumentParser(
         prog="umbel deploy",
-        usage="umbel deploy [MODEL] [--replicas MIN:MAX] [--gpus-per-replica N] [options]",
+        usage="umbel deploy [MODEL] [--replicas N] [--gpus-per-replica N] [options]",
         description="Serves a model by several replicas on Ray Serve. A call goes where its prefix is cached.",
         epilog="Everything can stand in a TOML file, as of umbel serve. `serve status` and `serve shutdown` are Ray's.",
         argument_default=argparse.SUPPRESS,

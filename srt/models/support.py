@@ -11,7 +11,6 @@ from typing import Any
 
 from ...lang.errors import ModelError
 from ..layers.config_values import Config
-from .families import FAMILIES, is_family, read_config
 from .vision.config import decoder_config, reads_text_only
 
 
@@ -33,6 +32,8 @@ class Support:
 
 def support_of(config: Config) -> Support:
     """Returns which code runs the model of a configuration, or why none does."""
+    from .families import is_family, read_config  # with torch, seconds; a command line is read without it
+
     part = "its pictures are not read" if reads_text_only(config) else ""
     try:
         text = decoder_config(config)
@@ -112,11 +113,15 @@ def _published(model_type: str, fields: Mapping[str, Any]) -> Support:  # Any: v
 
 def native_types() -> list[str]:
     """Returns every model type that umbel's decoders run."""
+    from .families import FAMILIES
+
     return sorted(FAMILIES)
 
 
 def transformers_types() -> Sequence[str]:
     """Returns the other model types that transformers has a causal language model for."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    from .families import FAMILIES
 
     return sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(FAMILIES))

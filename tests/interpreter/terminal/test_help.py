@@ -1,6 +1,7 @@
 """Help is short, grouped, as wide as the terminal, and knows what is meant by a wrong word."""
 
 import re
+import subprocess
 import sys
 
 import pytest
@@ -53,6 +54,26 @@ def test_the_page_of_the_site_has_the_list_and_an_example_of_every_command(monke
     page = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
     assert front_page() in page
     assert [name for name in COMMANDS if f"\n    umbel {name}" not in page] == []
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "line", [["pull", "--help"], ["pull"], ["models", "extra"], ["rm", "--help"], ["doctor", "--help"], ["serve", "-h"]]
+)
+def test_a_command_line_is_read_without_torch(line: list[str]) -> None:
+    code = (
+        "import sys; from umbel.interpreter.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, *line], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("name", ["serve", "deploy"])
+def test_a_usage_that_is_written_by_hand_fits_80_columns(name: str) -> None:
+    assert len(f"usage: {COMMANDS[name].parser().usage}") <= 80
 
 
 @pytest.mark.parametrize("name", LIGHT)
