@@ -22,6 +22,7 @@ from ...lang.errors import CapabilityError, ParameterError, UmbelError, remedy, 
 from ...lang.generation import gen
 from ...lang.ops import Image, assistant, image, system, user
 from ...lang.protocol import Backend, Capabilities, Cost
+from ...lang.runtime_options import DEFAULT
 from ...lang.state import State
 from .. import media
 from ..body import sampling_defaults
@@ -47,6 +48,10 @@ COMMANDS = {
     "/quit": "/quit ends, as Ctrl-D does",
 }
 _KEYS = "Ctrl-C stops an answer. A line that ends in \\ goes on in the next one. Arrow keys find earlier messages."
+_OF_DEFAULT = (
+    "The default model is a small base model, which continues text and seldom answers; another one: "
+    "umbel chat --model Qwen/Qwen3-0.6B"
+)
 HINT = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends"
 
 
@@ -96,7 +101,7 @@ def main(arguments: Sequence[str]) -> int:
         if "temperature" not in settings and backend.capabilities.temperature:
             settings["temperature"] = _TEMPERATURE
         chat = Chat(backend, _write, settings, options.system, pictures)
-        chat.greet()
+        chat.greet(is_default=options.url is None and options.model in (None, DEFAULT))
         history = None if options.no_history else history_path()
         chat.talk(typed_lines(history))
     finally:
@@ -168,13 +173,18 @@ class Chat:
         self.failed = False
         self._state = self._said()
 
-    def greet(self) -> None:
-        """Shows the name of the model, and how to find the commands."""
+    def greet(self, *, is_default: bool = False) -> None:
+        """Shows the name of the model, and how to find the commands.
+
+        Args:
+            is_default: the model is the one that a user gets who names none.
+        """
         self._write(self._backend.capabilities.name, "strong")
         self._write(f"  {HINT}\n", "faint")
         if not self._backend.capabilities.converses and self._backend.chat_template.source is None:
             warnings.simplefilter("ignore", TemplateWarning)  # said here, better
-            self._write("This model has no chat template: turns are written as plain lines.\n", "faint")
+            plain = "This model has no chat template: turns are written as plain lines."
+            self._write(f"{_OF_DEFAULT if is_default else plain}\n", "faint")
 
     def talk(self, lines: Iterable[str]) -> None:
         """Answers line by line, until there are no more of them, or one of them ends the chat."""

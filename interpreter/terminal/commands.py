@@ -86,7 +86,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "talk to a model in the terminal",
             "interpreter.terminal.chat",
             (
-                ("umbel chat", "with the default model"),
+                ("umbel chat", "with the default model, which continues text"),
+                ("umbel chat --model Qwen/Qwen3-0.6B", "with one that answers"),
                 ("umbel chat --model anthropic:claude-haiku-4-5", "with a hosted one"),
                 ("umbel chat --url http://127.0.0.1:30000", "with the model of a server"),
             ),

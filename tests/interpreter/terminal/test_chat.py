@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import umbel as ul
+from umbel.interpreter.backends import runtime
 from umbel.interpreter.backends.echo_tokens import prompt_text
 from umbel.interpreter.cli import main
 from umbel.interpreter.terminal import chat as chat_module
 from umbel.interpreter.terminal import models
 from umbel.interpreter.terminal.chat import Chat, check_sees
+from umbel.lang.chat_template import ChatTemplate
 from umbel.lang.protocol import Capabilities
 from umbel.testing import FakeOpenAI
 
@@ -241,6 +243,21 @@ def test_a_chat_with_the_model_of_a_server(monkeypatch: pytest.MonkeyPatch, caps
     printed = capsys.readouterr()
     assert "/help lists the commands" in printed.err  # a pipe gets the answers alone
     assert printed.out == "hello from there\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_default"), [([], True), (["--model", "default"], True), (["--model", "a/b"], False)]
+)
+def test_the_default_model_is_said_to_continue_text_and_another_one_is_named(
+    arguments: list[str], is_default: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(chat_module, "typed_lines", lambda history: iter([]))
+    base = ul.Echo(chat_template=ChatTemplate(None, name="base"))
+    monkeypatch.setattr(runtime, "Runtime", lambda *name: base)
+    assert main(["chat", *arguments]) == 0
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.endswith("umbel chat --model Qwen/Qwen3-0.6B") == is_default
+    assert told.startswith("This model has no chat template") != is_default
 
 
 def test_a_chat_with_a_hosted_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
