@@ -4,7 +4,8 @@
     note     umbel runs, slower or without a part
     broken   umbel does not run until it is mended; the command then returns 1
 
-It reads only, but for the kernels, which it compiles as the first start would. It makes no network call.
+It reads only, but for the kernels, which it compiles as the first start would, to check them. It asks the hub
+whether it answers, and nothing else of the network.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import os
 import platform
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,6 +30,7 @@ PACKAGES = ("numpy", "torch", "transformers", "tokenizers", "safetensors", "gguf
 LITTLE_DISK = 5e9  # bytes; a model of 7B in 4 bits has as many
 LITTLE_MEMORY = 2e9
 TOOL_SECONDS = 20.0
+HUB_SECONDS = 2.0
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 AMD_DRIVER = Path("/dev/kfd")
 
@@ -53,7 +56,10 @@ class Finding:
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     return argparse.ArgumentParser(
-        prog="umbel doctor", description="Look at what umbel needs of this machine, and say what to do."
+        prog="umbel doctor",
+        description="Look at what umbel needs of this machine, and say what to do. Kernels that are not there yet are "
+        "compiled and checked, as the first start would do: half a minute on two idle cores, once. The hub is asked "
+        "whether it answers, unless HF_HUB_OFFLINE is set.",
     )
 
 
@@ -278,13 +284,36 @@ def hub() -> Iterator[Finding]:
     from .weights.catalog.download import endpoint_of, is_offline
 
     get_token = importlib.import_module("huggingface_hub").get_token
-    text = f"{endpoint_of()}, {'a token is set' if get_token() else 'no token'}"
+    endpoint = endpoint_of()
+    text = f"{endpoint}, {'a token is set' if get_token() else 'no token'}"
     if is_offline():
         yield Finding(
             "hub", State.NOTE, f"{text}; HF_HUB_OFFLINE forbids downloads", "unset HF_HUB_OFFLINE to download"
         )
+    elif fault := _silence_of(endpoint):
+        remedy = "models that are here run; to download others, mend the network, or set HTTPS_PROXY or HF_ENDPOINT"
+        yield Finding("hub", State.NOTE, f"{text}; it was asked and does not answer: {fault}", remedy)
     else:
-        yield Finding("hub", State.OK, text)
+        yield Finding("hub", State.OK, f"{text}, answers")
+
+
+def _silence_of(endpoint: str) -> str:
+    """Asks the hub for its first page, by huggingface_hub's own client, which knows proxies → what went wrong; "" where
+    it answers. Takes `HUB_SECONDS` at most: a thread asks, since the search for a name has no limit of its own."""
+    said = [f"nothing came in {HUB_SECONDS:g} seconds"]
+
+    def ask() -> None:
+        try:
+            client = importlib.import_module("huggingface_hub.utils").get_session()
+            status = client.head(endpoint, timeout=HUB_SECONDS).status_code
+            said[0] = f"status {status}" if status >= 500 else ""
+        except Exception as error:  # of a client that differs between versions of huggingface_hub
+            said[0] = str(error) or type(error).__name__
+
+    asking = threading.Thread(target=ask, name="ask the hub", daemon=True)
+    asking.start()
+    asking.join(HUB_SECONDS)
+    return said[0]
 
 
 def memory() -> Iterator[Finding]:

@@ -4,6 +4,8 @@ import importlib
 import importlib.metadata
 import os
 import shutil
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from umbel.srt import doctor
 from umbel.srt.doctor import Finding, State
 from umbel.srt.kernels.cpu import library
 
+from ..fake_hub import Answer, FakeHub, serve_hub
 from .fake_cards import H100, T4, Card, FakeMachine, GiB
 
 
@@ -26,6 +29,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def hub(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with serve_hub(FakeHub()) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        yield hub
+
+
 def only(findings: object) -> Finding:
     (finding,) = list(findings)  # type: ignore[call-overload]
     assert isinstance(finding, Finding)
@@ -33,7 +43,7 @@ def only(findings: object) -> Finding:
 
 
 def test_a_machine_that_has_everything_passes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("UMBEL_CACHE")  # the kernels are there
     monkeypatch.delenv("HOME")
@@ -74,7 +84,7 @@ def test_a_package_that_is_missing_or_damaged_is_broken(
     ]
 
 
-def test_a_check_that_fails_is_a_line_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_fails_is_a_line_and_the_others_go_on(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> None:
         raise OSError("no such device")
 
@@ -176,13 +186,36 @@ def test_folders_say_their_size_their_rights_and_their_disk(home: Path, monkeypa
     }
 
 
-def test_the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_says_whether_it_answers(hub: FakeHub) -> None:
+    assert only(doctor.hub()) == Finding("hub", State.OK, f"{hub.address}, no token, answers")
+    assert len(hub.requests) == 1
+    hub.change = lambda request, answer: Answer(503)
+    finding = only(doctor.hub())
+    assert finding.state is State.NOTE
+    assert finding.text.endswith("it was asked and does not answer: status 503")
+
+
+def test_a_hub_that_cannot_be_reached_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9/")
-    assert only(doctor.hub()) == Finding("hub", State.OK, "http://127.0.0.1:9, no token")
+    finding = only(doctor.hub())
+    assert finding.state is State.NOTE
+    assert finding.text.startswith("http://127.0.0.1:9, no token; it was asked and does not answer: ")
+    assert "HTTPS_PROXY" in finding.remedy
+
+
+def test_a_hub_that_is_silent_does_not_hold_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "HUB_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert only(doctor.hub()).state is State.NOTE
+
+
+def test_the_hub_is_not_asked_where_the_network_is_forbidden(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret_of_a_test")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     finding = only(doctor.hub())
-    assert finding.text == "http://127.0.0.1:9, a token is set; HF_HUB_OFFLINE forbids downloads"
+    assert finding.text == f"{hub.address}, a token is set; HF_HUB_OFFLINE forbids downloads"
+    assert hub.requests == []
 
 
 def test_huge_pages_that_are_switched_off_are_noted(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
