@@ -161,7 +161,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             takes names, and reads no folder.
         dtype: of the KV cache and of what torch and the tiles of AMX compute; "auto" takes what this machine computes
             fastest: bfloat16, on a GPU before Ampere float16, for Gemma float32 there. "float32" rounds nothing but the
-            weights, if those are asked to be smaller.
+            weights, and inputs of products with packed ones.
         weights: how the model is kept: "float32"; "bf16"; "int8" (native CPU kernels: a scale for each output, half the
             memory of 16 bits, not exact); "int4" (a scale for each 32 weights, head in 8 bits, a quarter, less exact:
             `umbel weights` measures both); "auto" keeps what the checkpoint has: 16 bits, float32, GGUF blocks, or
