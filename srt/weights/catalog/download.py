@@ -127,10 +127,8 @@ def plan_download(name: HubName, places: ModelPlaces) -> DownloadPlan:
         MissingExtraError: as `download`.
     """
     if is_offline():
-        raise ModelError(
-            f"{whereabouts(name, places)}, and HF_HUB_OFFLINE forbids to download it: unset it and run: umbel pull "
-            f"{name}. Of models here, {near_names(str(name), places)}"
-        )
+        reason = f"HF_HUB_OFFLINE forbids connections to the hub; unset it and run: umbel pull {name}"
+        raise ModelError(_without_hub(name, places, reason))
     api = _hub().HfApi(endpoint=endpoint_of(), library_name="umbel", library_version=__version__)
     with _explained(name, places):
         info = api.model_info(name.repo, revision=name.revision, files_metadata=True, timeout=ASK_SECONDS)
@@ -328,11 +326,17 @@ def _explain(name: HubName, places: ModelPlaces, error: Exception) -> str:
             f"{name}: {at} gave no answer of a Hugging Face hub ({_first_line(error)}); a proxy or a page to log in "
             "may answer in its place: look at HF_ENDPOINT and the network"
         )
-    causes = "; ".join(dict.fromkeys(_first_line(cause) for cause in _chain(error)))
-    return (
-        f"{whereabouts(name, places)}, and the connection to {at} failed: {causes[:300]}. Of models here, "
-        f"{near_names(str(name), places)}"
-    )
+    lines = map(_first_line, reversed([*_chain(error)]))  # an outer error may say what the inner one says
+    causes = "; ".join(reversed({line.partition(": ")[2]: line for line in lines}.values()))
+    return _without_hub(name, places, f"the connection to {at} failed: {causes[:300]}")
+
+
+def _without_hub(name: HubName, places: ModelPlaces, reason: str) -> str:
+    """Writes what is here of a model, for the error that the hub cannot be reached."""
+    found = find_in_hubs(name, places)
+    if found is not None:
+        return f"{name} is here, in {found.path}, but the hub cannot be asked for newer files: {reason}"
+    return f"{whereabouts(name, places)}, and {reason}. Of models here, {near_names(str(name), places)}"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

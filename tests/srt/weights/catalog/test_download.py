@@ -1,6 +1,7 @@
 """Downloads from a hub on loopback: what is asked for, what is kept, and what each wrong answer becomes."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -318,4 +319,20 @@ def test_offline_says_what_was_looked_for_where_and_what_is_there(
 
 def test_a_hub_that_cannot_be_reached_says_so(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert "the connection to http://127.0.0.1:9 failed: ConnectError" in refused(machine)
+    message = refused(machine)
+    assert "the connection to http://127.0.0.1:9 failed: ConnectError" in message
+    assert message.count("Connection refused") == 1
+
+
+def test_a_model_that_is_here_is_said_to_be_when_the_hub_cannot_be_asked(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = open_model("org/tiny").path
+    begins = f"org/tiny is here, in {path}, but the hub cannot be asked for newer files: "
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ModelError, match=re.escape(f"{begins}the connection to http://127.0.0.1:9 failed: ")):
+        module.download_latest(HubName("org/tiny"), model_places())
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelError, match=re.escape(f"{begins}HF_HUB_OFFLINE forbids connections")) as caught:
+        module.download_latest(HubName("org/tiny"), model_places())
+    assert "did you mean" not in str(caught.value)
