@@ -1,7 +1,7 @@
 """Downloads a model from the Hugging Face hub into Hugging Face's cache, with `huggingface_hub`.
 
-    ask for the commit and its files → choose → compare with the disk's room → small files, then weights → compare with
-    the digests that the hub lists → name the commit in refs/
+    ask for the commit and its files → choose → look at config.json → compare with the disk's room → small files, then
+    weights → compare with the digests that the hub lists → name the commit in refs/
 
 Other programs find the model there, and what they have downloaded is not downloaded again. The reference is written
 last: without it no name leads to files that are not whole. Only safetensors, JSON, tokenizers, templates and GGUF are
@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -107,6 +108,7 @@ def download_latest(name: HubName, places: ModelPlaces) -> tuple[FoundModel, int
         ModelError, MissingExtraError: as `download`.
     """
     plan = plan_download(name, places)
+    _refuse_by_config(plan, places)
     missing = missing_bytes(plan, places)
     _check_room(plan, places)
     _remove_stale(plan, places)
@@ -165,13 +167,9 @@ def _remote_file(listed: Any) -> RemoteFile:  # Any: RepoSibling of huggingface_
 
 
 def _fetch_all(plan: DownloadPlan, places: ModelPlaces) -> None:
-    small = [file for file in plan.small if file.path != CONFIG]
-    for file in plan.small:
-        if file.path == CONFIG:
-            _refuse_code(plan.name, read_object(_fetch(file, plan, places)))
-    for files in (small, plan.weights):
+    for files in (plan.small, plan.weights):
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="download") as pool:
-            futures = [pool.submit(_fetch, file, plan, places) for file in files]
+            futures = [pool.submit(_fetch, file, plan, places, places.hub) for file in files]
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             if any(future.exception() for future in done):
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -192,9 +190,9 @@ def _remove_stale(plan: DownloadPlan, places: ModelPlaces) -> None:
                     path.unlink(missing_ok=True)
 
 
-def _fetch(file: RemoteFile, plan: DownloadPlan, places: ModelPlaces) -> Path:
-    """Downloads one file unless it is here → its path. Its content is what the hub lists."""
-    repository = places.hub / plan.name.folder
+def _fetch(file: RemoteFile, plan: DownloadPlan, places: ModelPlaces, cache: Path) -> Path:
+    """Downloads one file into a cache unless it is there → its path. Its content is what the hub lists."""
+    repository = cache / plan.name.folder
     pointer = repository / "snapshots" / plan.commit / file.path
     was_here = pointer.exists()
     with _explained(plan.name, places):
@@ -203,7 +201,7 @@ def _fetch(file: RemoteFile, plan: DownloadPlan, places: ModelPlaces) -> Path:
                 plan.name.repo,
                 file.path,
                 revision=plan.commit,
-                cache_dir=places.hub,
+                cache_dir=cache,
                 endpoint=endpoint_of(),
                 library_name="umbel",
                 library_version=__version__,
@@ -236,8 +234,19 @@ def _fault(path: Path, file: RemoteFile) -> str:
     return "" if digest.hexdigest() == file.blob else "with another content than it lists (the digests differ)"
 
 
+def _refuse_by_config(plan: DownloadPlan, places: ModelPlaces) -> None:
+    """Refuses by its configuration a model that cannot run, before anything of it lies in the cache."""
+    for file in plan.small:
+        if file.path != CONFIG:
+            continue
+        with tempfile.TemporaryDirectory() as folder, _quiet_hub():
+            here = _snapshot(plan, places) / CONFIG
+            config = read_object(here if here.exists() else _fetch(file, plan, places, Path(folder)))
+        _refuse_code(plan.name, config)
+
+
 def _refuse_code(name: HubName, config: Mapping[str, Any]) -> None:  # Any: JSON
-    """Refuses a model that is defined by code in its repository, before its weights are fetched."""
+    """Refuses a model that is defined by code in its repository."""
     family = config.get("model_type")
     if isinstance(config.get("auto_map"), dict) and not _is_known(str(family)):
         raise ModelError(

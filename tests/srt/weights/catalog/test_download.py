@@ -11,7 +11,7 @@ import pytest
 from umbel.lang.errors import ModelError
 from umbel.srt.weights import open_model
 from umbel.srt.weights.catalog import download as module
-from umbel.srt.weights.catalog.places import model_places
+from umbel.srt.weights.catalog.places import hub_models, model_places
 from umbel.srt.weights.catalog.repository import HubName
 
 from ....fake_hub import COMMIT, Answer, FakeHub, HubRequest, serve_hub
@@ -264,6 +264,7 @@ def test_code_in_a_repository_is_refused_before_its_weights(machine: Machine, ti
     files["modeling.py"] = b"raise SystemExit"
     assert "defined by code in its repository (auto_map in config.json), which umbel never runs" in refused(machine)
     assert not any(path.startswith("/cdn/") for path in machine.hub.paths("GET"))
+    assert list(hub_models(model_places())) == []
     known = json.dumps(json.loads(tiny["config.json"]) | {"auto_map": {"AutoModel": "modeling.Model"}})
     machine.hub.repositories["org/known"] = files | {"config.json": known.encode()}
     assert not (open_model("org/known").path / "modeling.py").exists()
