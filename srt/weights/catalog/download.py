@@ -21,10 +21,10 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from ....lang import __version__
@@ -40,6 +40,7 @@ ASK_SECONDS = 20.0  # for the list of files
 SPARE = 64 << 20  # bytes that are left free
 LOOK_SECONDS = 0.5  # between two looks at how much has come
 READ_BYTES = 1 << 20
+STOP_SECONDS = 0.5  # for downloads that Ctrl-C has stopped
 
 Show = Callable[[int, int], None]  # bytes that are here, bytes of the whole
 
@@ -168,13 +169,81 @@ def _remote_file(listed: Any) -> RemoteFile:  # Any: RepoSibling of huggingface_
 
 def _fetch_all(plan: DownloadPlan, places: ModelPlaces) -> None:
     for files in (plan.small, plan.weights):
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="download") as pool:
-            futures = [pool.submit(_fetch, file, plan, places, places.hub) for file in files]
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            if any(future.exception() for future in done):
-                pool.shutdown(wait=False, cancel_futures=True)
-        for future in done:
-            future.result()
+        _fetch_together(files, plan, places)
+
+
+def _fetch_together(files: Sequence[RemoteFile], plan: DownloadPlan, places: ModelPlaces) -> None:
+    """Downloads files, AT_ONCE of them at a time. After an error those that are begun are completed; Ctrl-C stops them.
+
+    The threads are daemons: one that waits for the hub sees only with its next bytes that it is to stop.
+    """
+    waiting, stop = iter(files), _Stop()
+    errors: list[Exception] = []
+    ended: SimpleQueue[None] = SimpleQueue()  # a join that Ctrl-C breaks off would take its thread for ended
+
+    def work() -> None:
+        for file in waiting:
+            try:
+                _fetch(file, plan, places.hub, places, stop)
+            except Exception as error:  # it is raised below
+                errors.append(error)
+            if errors:
+                break
+        ended.put(None)
+
+    threads = [threading.Thread(target=work, name="download", daemon=True) for _ in files[:AT_ONCE]]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            ended.get()
+    except KeyboardInterrupt:
+        stop.end(threads, places.hub / plan.name.folder / "blobs")
+        raise
+    if errors:
+        raise errors[0]
+
+
+class _StoppedError(Exception):
+    """Ends a download in its thread."""
+
+
+class _Stop:
+    """Ends downloads between two pieces: huggingface_hub tells a bar of each, and lets through what that raises."""
+
+    def __init__(self) -> None:
+        self._is_set = threading.Event()
+        self._begun: set[str] = set()  # blobs of which something has come, so that their locks are held here
+
+    def check(self) -> None:
+        if self._is_set.is_set():
+            raise _StoppedError
+
+    def bar(self, blob: str) -> type[Any]:  # Any: tqdm is untyped
+        """Makes the class of a bar for the download of a blob."""
+        base = importlib.import_module("huggingface_hub.utils.tqdm").tqdm
+
+        def update(bar: Any, count: float = 1) -> Any:
+            self._begun.add(blob)
+            self.check()
+            return base.update(bar, count)
+
+        return type("Bar", (base,), {"update": update})
+
+    def end(self, threads: Sequence[threading.Thread], blobs: Path) -> None:
+        """Stops the threads, and removes what they leave unfinished if they do not see it soon."""
+        self._is_set.set()
+        with contextlib.suppress(ImportError, AttributeError):  # of other versions
+            importlib.import_module("huggingface_hub.utils._xet").abort_xet_session()
+        for thread in filter(threading.Thread.is_alive, threads):
+            thread.join(STOP_SECONDS / AT_ONCE)
+        for blob in self._begun if any(thread.is_alive() for thread in threads) else ():
+            for path in _unfinished(blobs, blob):
+                path.unlink(missing_ok=True)
+
+
+def _unfinished(blobs: Path, blob: str) -> list[Path]:
+    return list(blobs.glob(f"{blob}.????????.incomplete"))
 
 
 def _remove_stale(plan: DownloadPlan, places: ModelPlaces) -> None:
@@ -182,7 +251,7 @@ def _remove_stale(plan: DownloadPlan, places: ModelPlaces) -> None:
     for file in plan.files:
         if not file.blob:
             continue
-        begun = list((places.hub / plan.name.folder / "blobs").glob(f"{file.blob}.????????.incomplete"))
+        begun = _unfinished(places.hub / plan.name.folder / "blobs", file.blob)
         lock = places.hub / ".locks" / plan.name.folder / f"{file.blob}.lock"
         if begun and lock.exists():
             with contextlib.suppress(ModelError, OSError), locked(lock, seconds=0.0):  # it is held by a download
@@ -190,7 +259,7 @@ def _remove_stale(plan: DownloadPlan, places: ModelPlaces) -> None:
                     path.unlink(missing_ok=True)
 
 
-def _fetch(file: RemoteFile, plan: DownloadPlan, places: ModelPlaces, cache: Path) -> Path:
+def _fetch(file: RemoteFile, plan: DownloadPlan, cache: Path, places: ModelPlaces, stop: _Stop) -> Path:
     """Downloads one file into a cache unless it is there → its path. Its content is what the hub lists."""
     repository = cache / plan.name.folder
     pointer = repository / "snapshots" / plan.commit / file.path
@@ -205,9 +274,14 @@ def _fetch(file: RemoteFile, plan: DownloadPlan, places: ModelPlaces, cache: Pat
                 endpoint=endpoint_of(),
                 library_name="umbel",
                 library_version=__version__,
+                tqdm_class=stop.bar(file.blob),
             )
         )
-    fault = "" if was_here and path.stat().st_size == file.size else _fault(path, file)
+    try:
+        fault = "" if was_here and path.stat().st_size == file.size else _fault(path, file, stop)
+    except _StoppedError:
+        path.unlink(missing_ok=True)  # whether its content is right is not known; its blob stays
+        raise
     if fault:
         blob = path.resolve()
         path.unlink(missing_ok=True)
@@ -220,7 +294,7 @@ def _fetch(file: RemoteFile, plan: DownloadPlan, places: ModelPlaces, cache: Pat
     return path
 
 
-def _fault(path: Path, file: RemoteFile) -> str:
+def _fault(path: Path, file: RemoteFile, stop: _Stop) -> str:
     """Compares a file with what the hub lists → the difference, or "". Reads a gigabyte in a second or two."""
     size = path.stat().st_size
     if size != file.size:
@@ -230,6 +304,7 @@ def _fault(path: Path, file: RemoteFile) -> str:
     digest = hashlib.sha256() if file.sha256 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
     with path.open("rb") as content:
         while piece := content.read(READ_BYTES):
+            stop.check()
             digest.update(piece)
     return "" if digest.hexdigest() == file.blob else "with another content than it lists (the digests differ)"
 
@@ -241,7 +316,7 @@ def _refuse_by_config(plan: DownloadPlan, places: ModelPlaces) -> None:
             continue
         with tempfile.TemporaryDirectory() as folder, _quiet_hub():
             here = _snapshot(plan, places) / CONFIG
-            config = read_object(here if here.exists() else _fetch(file, plan, places, Path(folder)))
+            config = read_object(here if here.exists() else _fetch(file, plan, Path(folder), places, _Stop()))
         _refuse_code(plan.name, config)
 
 

@@ -1,8 +1,11 @@
 """Downloads from a hub on loopback: what is asked for, what is kept, and what each wrong answer becomes."""
 
 import json
+import os
 import re
 import shutil
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -122,6 +125,36 @@ def test_what_is_whole_is_not_fetched_again(machine: Machine) -> None:
     open_model("org/tiny")
     assert [path.rpartition("/")[2] for path in machine.hub.paths("GET") if "/resolve/" in path] == []
     assert not begun.exists()
+
+
+def test_an_interrupt_stops_a_download_and_leaves_nothing_that_looks_whole(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STOP_SECONDS", 0.01)
+    aborted: list[bool] = []
+    monkeypatch.setattr("huggingface_hub.utils._xet.abort_xet_session", lambda: aborted.append(True))
+    asked, goes_on = [], threading.Event()
+
+    def interrupted(request: HubRequest, answer: Answer) -> None:
+        if request.method == "GET" and request.path.startswith("/cdn/"):
+            asked.append(request)
+            os.kill(os.getpid(), signal.SIGINT)
+            goes_on.wait(30)
+
+    machine.hub.change = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        open_model("org/tiny")
+    assert not goes_on.is_set()
+    assert aborted == [True]
+    goes_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "download":
+            thread.join()
+    assert machine.left == []
+    assert [model.gap for model in hub_models(model_places())] == ["its safetensors file"]
+    machine.hub.change = lambda request, answer: None
+    assert open_model("org/tiny").path.is_dir()
+    assert len(asked) == 1
 
 
 def machine_blob(machine: Machine) -> str:
