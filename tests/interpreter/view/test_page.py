@@ -246,6 +246,32 @@ def test_a_tree_of_thought_is_drawn_searched_folded_and_compared(tmp_path: Path)
 
 @needs_chromium
 @pytest.mark.processes
+def test_the_time_axis_begins_where_the_backend_had_started(tmp_path: Path) -> None:
+    call = {"sent": 9.95, "came": 12.0, "first": 10.0, "prompt_tokens": 5, "cached_tokens": 0, "completion_tokens": 9}
+    lines: list[dict[str, Any]] = [
+        {"umbel_run": 1, "program": "slow", "backend": "none", "caches": True},
+        {"stream": 0, "parent": None, "after": None},
+        {"op": 0, "stream": 0, "kind": "text", "from": 0.01, "to": 9.92, "text": [["literal", "Shared."]]},
+        {"op": 1, "stream": 0, "kind": "gen", "name": "x", "from": 9.93, "to": 12.1, "calls": [call], "text": []},
+        {"end": 12.1, "usage": {}, "backend_start": 9.9},
+    ]
+    script = """
+        return {bar: (xOf(12.1) - xOf(9.93)) / widthOfTime(), text: xOf(9.92) - xOf(0.01), at: timeAt(xOf(11)),
+                legend: $("bars").textContent, facts: $("facts").textContent};"""
+    found = run_in_page(RunRecord.of(lines).page(), script, tmp_path)
+    assert found["bar"] > 0.98
+    assert found["text"] < 10
+    assert found["at"] == pytest.approx(11)
+    assert found["legend"].endswith("0 is where the backend had started, after 9.91 s")
+    assert "the backend started in 9.90 s" in found["facts"]
+    del lines[-1]["backend_start"]
+    found = run_in_page(RunRecord.of(lines).page(), script, tmp_path)
+    assert found["bar"] < 0.2
+    assert "had started" not in found["legend"]
+
+
+@needs_chromium
+@pytest.mark.processes
 def test_ten_thousand_calls_stay_usable(tmp_path: Path) -> None:
     script = """
         const found = {drawn: Number(document.documentElement.dataset.drawn), rows: rows.length};
