@@ -1,6 +1,7 @@
 """Writes the view of a batch while it runs: a file of JSON lines, each complete by itself, which a page follows.
 
     {"umbel_batch": 1, "program": "classify", "backend": "echo", "began": "2026-01-05T12:00:00+00:00", "total": 1000}
+    {"backend": "runtime gemma3-270m"}                         where it has another name since it has started
     {"row": 7, "from": 0.21, "input": "review='Good.'"}                                         a program has begun
     {"of": 7, "run": [...]}                                                    its record: a list of lines of data.py
     {"row": 7, "to": 0.93, "values": {...}, "prompt_tokens": 41, ...}           it has ended; "error" if it failed
@@ -52,6 +53,7 @@ class BatchFile:
         self._clock = clock
         self._began = clock()
         self._recorded = 0
+        self._backend = backend
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
@@ -70,6 +72,10 @@ class BatchFile:
 
     def note_end(self, row: int, run: "Run", values: Mapping[str, str], error: BaseException | None) -> None:
         """`values`: variables in words."""
+        name = run.backend.capabilities.name
+        if name != self._backend:  # it knows the model since it has started
+            self._backend = name
+            self._write({"backend": name})
         if run.record is not None and self._recorded < MOST_BYTES:
             self._recorded += self._write({"of": row, "run": lines_so_far(run)})
         line: Line = {"row": row, "to": self._seconds(), **usage_line(run.ledger.cost.usage)}

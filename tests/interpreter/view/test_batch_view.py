@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import umbel as ul
 from umbel.interpreter.cli import main
@@ -16,6 +17,7 @@ from umbel.interpreter.view import live
 from umbel.interpreter.view.batch_file import BatchFile
 from umbel.interpreter.view.live import LiveServer
 from umbel.interpreter.view.page import RunRecord
+from umbel.lang.protocol import Capabilities
 
 from .chromium import FOUND, needs_chromium, run_in_page
 
@@ -47,6 +49,20 @@ def test_a_line_for_each_beginning_record_and_end(tmp_path: Path) -> None:
     assert records[0][0]["umbel_run"] == 1
     assert any(line.get("kind") == "gen" for line in records[0])
     assert "ended" in lines[-1]
+
+
+def test_a_backend_that_gets_its_name_when_it_starts_is_named_anew(tmp_path: Path) -> None:
+    class Model(ul.Echo):
+        @property
+        def capabilities(self) -> Capabilities:
+            found = super().capabilities
+            return msgspec.structs.replace(found, name="loaded" if self.calls else "default")
+
+    path = tmp_path / "batch.jsonl"
+    check.run_batch([{"text": text} for text in "abc"], backend=Model(), view=path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["backend"] for line in lines if "backend" in line] == ["default", "loaded"]
+    assert RunRecord.load(path).page()
 
 
 def test_it_is_begun_anew_and_no_other_file_is_overwritten(tmp_path: Path) -> None:
