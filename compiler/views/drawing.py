@@ -14,10 +14,10 @@ columns, time goes down:
     Append     another fork's branch takes the column again
 
 A node stands below all that it needs, so what can run at the same time stands side by side. A stream keeps its column
-until it is joined, and stands right of the stream that it left.
+until it is joined, and stands right of the stream that it left, and of the branch before it with its own branches.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from unicodedata import east_asian_width
 from xml.sax.saxutils import escape
@@ -360,20 +360,42 @@ def _move_down(graph: Graph, found: tuple[Edge, ...], rows: dict[Node, int]) -> 
 
 
 def _stream_columns(graph: Graph, rows: dict[Node, int]) -> tuple[int, ...]:
-    """Returns, for every stream, the leftmost column right of the parent that is free for as long as the stream needs
-    it."""
+    """Returns, for every stream, the leftmost column that is free for as long as the stream needs it, right of the
+    parent, and right of all that came of the branch before it."""
     taken: list[list[tuple[int, int]]] = []  # of every column: first and last row of its streams
-    columns: list[int] = []
-    for number, stream in enumerate(graph.streams):
+    columns = [0] * len(graph.streams)
+    reach: dict[Node, int] = {}  # fork → the column furthest right that its branches, and theirs, have taken
+    for number, forks in _families(graph):
+        stream = graph.streams[number]
         first, last = rows[stream[0]], _last_row(graph, stream, rows)
-        parents = graph.parents(number)
-        column = columns[parents[0]] + 1 if parents is not None else int(number > 0)
+        column = reach.get(forks[-1], columns[graph.stream_of[forks[-1]]]) + 1 if forks else int(number > 0)
         while column < len(taken) and any(first <= other[1] and other[0] <= last for other in taken[column]):
             column += 1
         taken.extend([] for _ in range(column + 1 - len(taken)))
         taken[column].append((first, last))
-        columns.append(column)
+        columns[number] = column
+        for fork in forks:
+            reach[fork] = max(reach.get(fork, 0), column)
     return tuple(columns)
+
+
+def _families(graph: Graph) -> Iterator[tuple[int, tuple[Node, ...]]]:
+    """Yields every stream, each with the forks that it came of, outermost first: a branch, and all that came of it,
+    before the next branch."""
+    children: list[list[int]] = [[] for _ in graph.streams]
+    pending: list[tuple[int, tuple[Node, ...]]] = []
+    for number in range(len(graph.streams)):
+        parents = graph.parents(number)
+        if parents is None:
+            pending.append((number, ()))
+        else:
+            children[parents[0]].append(number)
+    pending.reverse()
+    while pending:
+        number, forks = pending.pop()
+        yield number, forks
+        for child in reversed(children[number]):
+            pending.append((child, (*forks, graph.streams[child][0].inputs[0])))
 
 
 def _last_row(graph: Graph, stream: tuple[Node, ...], rows: dict[Node, int]) -> int:

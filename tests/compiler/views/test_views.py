@@ -182,18 +182,33 @@ def test_a_run_inside_of_the_program_stands_where_it_is_needed():
     assert [rows[node] for node in (*graph.streams[3], end)] == [5, 6, 7]
 
 
-def test_lines_of_two_forks_in_one_strip_have_lanes_of_their_own():
+def test_a_branch_stands_right_of_all_that_came_of_the_branch_before_it():
     builder = Builder()
     outer = builder.node(Fork(2), [builder.node(Begin("p"))])
-    ends = [outer]
-    for index in range(2):
-        inner = builder.node(Fork(2), [builder.node(GetForkItem(index), [outer])])
+    branches = [builder.node(GetForkItem(index), [outer]) for index in range(2)]
+    ends = []
+    for branch in branches:
+        inner = builder.node(Fork(2), [branch])
         ends += [inner, *(builder.node(GetForkItem(item), [inner]) for item in range(2))]
+    graph = builder.graph("p", [], [outer, *ends], [], builder.node(Constant(None)))
+    found = places(graph)
+    columns = {node: found.columns[graph.stream_of[node]] for node in (*branches, *ends)}
+    assert [columns[node] for node in branches] == [1, 4]
+    assert [columns[node] for node in ends] == [1, 2, 3, 4, 5, 6]
+    assert found.strips == (0, 1, 0, 1, 0)
+
+
+def test_lines_of_two_forks_in_one_strip_have_lanes_of_their_own():
+    builder = Builder()
+    outer = builder.node(Fork(1), [builder.node(Begin("p"))])
+    inner = builder.node(Fork(2), [builder.node(GetForkItem(0), [outer])])
+    later = builder.node(Fork(1), [builder.node(Append(), [outer, builder.node(Constant("then"))])])
+    ends = [later, inner, builder.node(GetForkItem(0), [later])]
+    ends += [builder.node(GetForkItem(item), [inner]) for item in range(2)]
     graph = builder.graph("p", [], ends, [], builder.node(Constant(None)))
     found = places(graph)
     assert found.strips == (0, 1, 0, 2, 0)
-    left, right = (node for node in graph.nodes if isinstance(node.op, Fork) and node is not outer)
-    assert found.lanes[left] > found.lanes[right]
+    assert found.lanes[later] > found.lanes[inner]
 
 
 @settings(max_examples=40, deadline=None)
