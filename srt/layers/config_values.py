@@ -15,6 +15,15 @@ MOST_POSITIONS = 1 << 28  # the longest contexts have ten million tokens
 MOST_TOKENS = 1 << 22  # the largest vocabularies have some hundred thousand; each token has bytes in memory
 _LARGEST = 2**31 - 1  # of any other size: no dimension is larger
 _LARGEST_NUMBER = 1e30  # float32 holds it
+# Model types whose tokens see those after them, unless is_decoder is true. A table, as asking transformers takes torch.
+_ENCODERS = (
+    "albert", "bert", "big_bird", "camembert", "convbert", "data2vec-text", "deberta", "deberta-v2", "distilbert",
+    "electra", "ernie", "esm", "esmc", "eurobert", "flaubert", "fnet", "funnel", "gte", "ibert", "jina_embeddings_v3",
+    "layoutlm", "longformer", "luke", "megatron-bert", "mobilebert", "modernbert", "modernvbert", "mpnet", "mra",
+    "neomme", "nomic_bert", "nystromformer", "perceiver", "reformer", "rembert", "roberta", "roberta-prelayernorm",
+    "roc_bert", "roformer", "squeezebert", "tapas", "ultrabert", "ultravbert", "xlm", "xlm-roberta", "xlm-roberta-xl",
+    "xmod", "yoso",
+)  # fmt: skip
 
 
 def is_token(value: object) -> TypeGuard[int]:
@@ -54,3 +63,18 @@ def section(config: Config, key: str) -> dict[str, Any]:
 def _value(config: Config, key: str, default: object) -> object:
     value = config.get(key)
     return default if value is None else value
+
+
+def refuse_encoder(config: Config) -> None:
+    """Raises ModelError for a configuration that says that the model is no decoder."""
+    family = config.get("model_type")
+    if config.get("is_encoder_decoder") is True:
+        kind = "an encoder with a decoder"
+    elif isinstance(family, str) and family in _ENCODERS and config.get("is_decoder") is not True:
+        kind = "an encoder, whose tokens see those after them"
+    else:
+        return
+    raise ModelError(
+        f"model_type {shown(family)} is {kind}; umbel runs decoders only: for embeddings take one that is trained for "
+        "them, such as Qwen/Qwen3-Embedding-0.6B"
+    )

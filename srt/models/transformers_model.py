@@ -28,7 +28,7 @@ from ..cache.kv_pool import KVGeometry, KVPool, LayerKV
 from ..cache.state_pool import StateGeometry
 from ..core.batch import Batch
 from ..layers.checkpoint import Tensors, listing
-from ..layers.config_values import Config
+from ..layers.config_values import Config, refuse_encoder
 from .decoder import Rows, attention_geometry
 from .read_fields import CONTEXT_LENGTH
 
@@ -286,6 +286,7 @@ def _load(config: Config, tensors: Tensors, *, dtype: torch.dtype, device: torch
 
 def _parse(config: Config) -> Any:
     """Reads a configuration as transformers does. Raises ModelError when it shows that the model cannot run."""
+    refuse_encoder(config)
     model_type = config.get("model_type")
     if model_type not in CONFIG_MAPPING:
         code = " Its own code (auto_map) is never run." if config.get("auto_map") else ""

@@ -30,6 +30,7 @@ from typing import Any
 from ....lang import __version__
 from ....lang.errors import MissingExtraError, ModelError
 from ...core.cache_folder import locked, write_atomically
+from ...layers.config_values import refuse_encoder
 from .names import near_names
 from .places import FoundModel, ModelPlaces, find_in_hubs, read_object, snapshot_of, whereabouts
 from .repository import CONFIG, HubName, files_to_download, gigabytes, is_commit
@@ -318,6 +319,10 @@ def _refuse_by_config(plan: DownloadPlan, places: ModelPlaces) -> None:
             here = _snapshot(plan, places) / CONFIG
             config = read_object(here if here.exists() else _fetch(file, plan, Path(folder), places, _Stop()))
         _refuse_code(plan.name, config)
+        try:
+            refuse_encoder(config)
+        except ModelError as error:
+            raise ModelError(f"{plan.name} is not downloaded: {error}") from error
 
 
 def _refuse_code(name: HubName, config: Mapping[str, Any]) -> None:  # Any: JSON

@@ -29,6 +29,22 @@ def test_layers_that_keep_another_state_are_refused_in_transformers() -> None:
     assert "no causal language model" in support_of({"model_type": "t5"}).reason
 
 
+def test_an_encoder_is_refused_by_its_configuration() -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    bert = {"model_type": "bert", "architectures": ["BertModel"]}
+    assert support_of(bert).by is RunsBy.NOTHING
+    assert support_of(bert).reason.startswith(
+        "model_type 'bert' is an encoder, whose tokens see those after them; umbel"
+    )
+    assert support_of({"model_type": "roberta", "architectures": ["RobertaForMaskedLM"]}).by is RunsBy.NOTHING
+    assert "is an encoder with a decoder" in support_of({"model_type": "bart", "is_encoder_decoder": True}).reason
+    assert support_of({**bert, "architectures": ["BertLMHeadModel"], "is_decoder": True}).by is RunsBy.TRANSFORMERS
+    with_decoders = {"bart", "mbart", "mvp"}
+    for family in MODEL_FOR_MASKED_LM_MAPPING_NAMES.keys() - with_decoders:
+        assert "is an encoder" in support_of({"model_type": family}).reason, family
+
+
 def test_the_text_part_of_a_vision_model_runs_and_the_rest_is_said() -> None:
     config = BY_NAME["qwen3"].build(64).config.to_dict()
     wrapper = {"model_type": "internvl", "text_config": config}

@@ -303,6 +303,13 @@ def test_code_in_a_repository_is_refused_before_its_weights(machine: Machine, ti
     assert not (open_model("org/known").path / "modeling.py").exists()
 
 
+def test_an_encoder_is_refused_before_its_weights(machine: Machine) -> None:
+    machine.hub.repositories["org/tiny"]["config.json"] = b'{"model_type": "bert", "architectures": ["BertModel"]}'
+    assert refused(machine).startswith("org/tiny is not downloaded: model_type 'bert' is an encoder, whose tokens")
+    assert not any(path.startswith("/cdn/") for path in machine.hub.paths("GET"))
+    assert list(hub_models(model_places())) == []
+
+
 def test_a_model_type_is_known_to_umbel_or_to_transformers() -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from umbel.srt.models.families import FAMILIES
