@@ -31,7 +31,7 @@ from .weights.catalog.inventory import (
 from .weights.catalog.names import DEFAULT_NAMES, locate
 from .weights.catalog.other_programs import LLAMA_CPP, LM_STUDIO, OLLAMA
 from .weights.catalog.places import REMOVE_CONVERTED, ModelPlaces, model_places
-from .weights.catalog.repository import gigabytes, parse_hub_name
+from .weights.catalog.repository import gigabytes, parse_hub_name, with_short_commit
 from .weights.source import open_model
 
 _RUNS = {RunsBy.NATIVE: "native", RunsBy.TRANSFORMERS: "transformers", RunsBy.NOTHING: "no"}
@@ -144,12 +144,13 @@ def _print_models(models: Sequence[InstalledModel]) -> None:
     for model in models:
         context = f"{model.context:,}" if model.context is not None else ""
         size, runs = gigabytes(model.found.size), _RUNS[model.support.by]
-        rows.append((model.found.name, size, model.format, context, model.family, runs))
+        rows.append((with_short_commit(model.found.name), size, model.format, context, model.family, runs))
     _print_rows(("name", "size", "format", "context", "family", "runs"), rows, right=("size", "context"))
     remarks = [(model.found, model.support.reason or model.note) for model in models]
     for found, remark in remarks:
         if remark:
-            print(f"{found.name}: {remark.replace(f'{found.path}: ', '').replace(f'{found.path} is', 'it is')}")
+            told = remark.replace(f"{found.path}: ", "").replace(f"{found.path} is", "it is")
+            print(f"{with_short_commit(found.name)}: {told}")
 
 
 def _fields(model: InstalledModel) -> dict[str, Any]:  # Any: JSON

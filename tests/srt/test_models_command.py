@@ -13,9 +13,10 @@ import umbel as ul
 from umbel.interpreter.cli import main
 from umbel.interpreter.terminal.models import PROVIDERS
 from umbel.srt.doctor import folders
+from umbel.srt.weights import open_model
 from umbel.srt.weights.catalog.names import HOSTED
 
-from ..fake_hub import FakeHub, serve_hub
+from ..fake_hub import COMMIT, FakeHub, serve_hub
 from .weights.tiny import BY_NAME, write_folder, write_gguf
 
 
@@ -91,6 +92,20 @@ def test_a_question_that_is_ended_keeps_the_model(
     assert main(["rm", "org/tiny"]) == 0
     assert capsys.readouterr().out.endswith("\norg/tiny: kept\n")
     assert set(listed(capsys)) == {"org/tiny"}
+
+
+def test_a_commit_is_written_short_and_found_by_that(
+    hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pull", f"org/tiny@{COMMIT}"]) == 0
+    capsys.readouterr()
+    assert main(["models"]) == 0
+    shown = capsys.readouterr().out
+    assert f"org/tiny@{COMMIT[:8]} " in shown
+    assert COMMIT not in shown
+    assert open_model(f"org/tiny@{COMMIT[:8]}").path.name == COMMIT
+    assert main(["rm", f"org/tiny@{COMMIT[:8]}", "--yes"]) == 0
+    assert listed(capsys) == {}
 
 
 def test_a_copy_of_a_repository_with_the_same_commits_is_kept(

@@ -32,7 +32,7 @@ from .places import (
     hub_models,
     umbel_models,
 )
-from .repository import gigabytes
+from .repository import gigabytes, with_short_commit
 
 PACKAGE_PLACE = "package"
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
@@ -162,6 +162,8 @@ def removal_of(name: str, places: ModelPlaces) -> Removal:
     if name in DEFAULT_NAMES:
         raise ModelError(f"{name} is a package; run: pip uninstall {_PACKAGES}")
     found = list(found_models(places))
+    written_short = {model.name for model in found if with_short_commit(model.name) == name}
+    name = written_short.pop() if len(written_short) == 1 else name
     if not any(name == model.name for model in found):
         files = [model.name for model in found if model.place == IN_HUB and model.name.partition(":")[0] == name]
         if len(files) > 1:

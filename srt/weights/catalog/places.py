@@ -174,14 +174,15 @@ def whereabouts(name: HubName, places: ModelPlaces) -> str:
 
 
 def snapshot_of(name: HubName, hub: Path) -> Path | None:
-    """Returns the folder of a revision in a cache; None when it is not there."""
+    """Returns the folder of a revision in a cache; None when it is not there. Eight digits are enough of a commit."""
     repository = hub / name.folder
     commit = name.revision
     if not is_commit(commit):
         try:
             commit = (repository / "refs" / name.revision).read_text(encoding="utf-8").strip()
         except (OSError, ValueError):
-            return None
+            here = matching(repository / "snapshots", f"{commit}*") if re.fullmatch("[0-9a-f]{8,}", commit) else []
+            commit = here[0].name if len(here) == 1 else ""
     snapshot = repository / "snapshots" / commit
     return snapshot if is_commit(commit) and os.path.isdir(snapshot) else None
 

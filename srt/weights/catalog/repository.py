@@ -79,6 +79,11 @@ def is_commit(text: str) -> bool:
     return _COMMIT.fullmatch(text) is not None
 
 
+def with_short_commit(name: str) -> str:
+    """Shortens the commit in a model's name to the digits by which it is found on this machine."""
+    return re.sub(r"(?<=@)([0-9a-f]{8})[0-9a-f]{32}(?=:|$)", r"\1", name)
+
+
 @dataclass(frozen=True, slots=True)
 class GgufChoice:
     """One GGUF model of a folder: a file, or all parts of one."""
