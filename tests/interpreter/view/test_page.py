@@ -380,7 +380,10 @@ def test_the_axis_has_each_label_once_and_none_where_nothing_lasted(tmp_path: Pa
     script = """
         const found = {};
         let words = [];
-        pen.fillText = (text, x) => { if (x > margin) words.push(text); };
+        pen.fillText = (text, x) => {
+          if (x > margin) words.push(text);
+          if (x + pen.measureText(text).width > lanes.clientWidth) found.cut = text;
+        };
         const axis = () => { words = []; drawAxis(lanes.clientWidth); return [...words]; };
         for (const last of [1e-6, 0.0042, 0.97, 1.83, 250]) {
           run.last = last;
@@ -393,6 +396,7 @@ def test_the_axis_has_each_label_once_and_none_where_nothing_lasted(tmp_path: Pa
         return found;"""
     found = run_in_page(nasty.run(text="a", backend=ul.Echo()).record().page(), script, tmp_path)
     assert found.pop("nothing") == []
+    assert "cut" not in found
     assert {name: words for name, words in found.items() if len(words) < 2 or len(words) != len(set(words))} == {}
     assert found["1.83 × 1"][:3] == ["0", "200 ms", "400 ms"]
     assert found["1.83 × 37"][-1].startswith("1.8")
