@@ -70,7 +70,9 @@ def _of_the_file(error: Exception) -> tuple[TracebackType | None] | None:
     from .terminal.run_file import RUN_NAMES  # with the interpreter, which most commands do not need
 
     frame = error.__traceback__
-    while frame is not None and not (_is_runpy(frame) or frame.tb_frame.f_globals.get("__name__") in RUN_NAMES):
+    while frame is not None and not (
+        _is_runpy(frame) or frame.tb_frame.f_globals.get("__name__") in RUN_NAMES.values()
+    ):
         frame = frame.tb_next
     if frame is None:
         return None

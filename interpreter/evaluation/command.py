@@ -10,7 +10,7 @@ from typing import Any
 from ...lang import checks
 from ...lang.errors import ParameterError, shown
 from ..backends.runtime import Runtime
-from ..data.rows import listed, table_of
+from ..data.rows import Table, listed, table_of
 from ..terminal.run_file import is_program, named_in_file
 from .calibration import MOST_BINS, PICTURES, Calibration
 from .comparison import Comparison, compare
@@ -18,7 +18,6 @@ from .evaluate import evaluate
 from .metrics import Metric, contains_match, exact_match
 from .report import EvaluationReport
 
-_RUN_NAME = "umbel_eval"  # of the file with the program
 _BINS = 10  # of a calibration
 _ABOUT = (
     "Runs a program over the rows of a file, measures each result, and prints figures with their intervals, the cost, "
@@ -34,15 +33,15 @@ def main(arguments: Sequence[str]) -> int:
         Exception: that of the row that exceeds --max-errors, after the report of the rows before it.
     """
     options = parser().parse_args(list(arguments))
-    _check(options)
+    table = _checked(options)
     earlier = None if options.compare is None else EvaluationReport.load(options.compare)
     files: dict[str, dict[str, Any]] = {}
-    program = named_in_file(options.program, "program", is_program, _RUN_NAME, files)
+    program = named_in_file(options.program, "program", is_program, "eval", files)
     metric = _metric(options, files)
     try:
         report = evaluate(
             program,
-            options.data,
+            table,
             metric,
             backend=_backend(options, files),
             journal=options.journal,
@@ -71,8 +70,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _check(options: argparse.Namespace) -> None:
-    """Raises ParameterError for what would be refused after the run, which may have been paid for."""
+def _checked(options: argparse.Namespace) -> Table:
+    """Returns the rows. Raises ParameterError for what would be refused after the run, which may have been paid for."""
     for option, given in (("--plot", options.plot), ("--bins", options.bins)):
         if given is not None and options.calibration is None:
             raise ParameterError(f"{option} is of the calibration; write --calibration VARIABLE=COLUMN, too")
@@ -100,6 +99,7 @@ def _check(options: argparse.Namespace) -> None:
                 f"{option} {given}: {table.name} has no column {column!r}; it has {listed(table.columns)}. Write "
                 f"{option} {variable}=COLUMN with the column of right values"
             )
+    return table
 
 
 def _print(report: EvaluationReport, earlier: EvaluationReport | None, options: argparse.Namespace) -> None:
@@ -136,7 +136,7 @@ def _metric(options: argparse.Namespace, files: dict[str, dict[str, Any]]) -> Me
     if len(given) != 1:
         raise ParameterError("write one of --metric FILE.py:NAME, --exact VARIABLE=COLUMN, --contains VARIABLE=COLUMN")
     if options.metric is not None:
-        found: Metric = named_in_file(options.metric, "metric", callable, _RUN_NAME, files)
+        found: Metric = named_in_file(options.metric, "metric", callable, "eval", files)
         return found
     if options.exact is not None:
         return exact_match(*_pair("--exact", options.exact), ignore_case=options.ignore_case)
@@ -151,7 +151,7 @@ def _backend(options: argparse.Namespace, files: dict[str, dict[str, Any]]) -> A
         return Runtime(options.model)
     if options.backend is None:
         return None
-    return named_in_file(options.backend, "backend", lambda found: not isinstance(found, type), _RUN_NAME, files)
+    return named_in_file(options.backend, "backend", lambda found: not isinstance(found, type), "eval", files)
 
 
 def _pair(option: str, given: str) -> tuple[str, str]:

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
     file = JournalFile(options.journal, writes=False)
     try:
-        program = named_in_file(options.program, "program", is_program, "umbel_replay", {})
+        program = named_in_file(options.program, "program", is_program, "replay", {})
         items = [file.program(number) for item, (_, number) in file.programs.items() if ">" not in item]
         found = [difference for line in items for difference in _replayed(file, line, program)]
         for difference in found:

@@ -15,7 +15,7 @@ from .help import refuse_option
 from .models import add_model_options, chosen_model
 
 # What __name__ is in a file that is run for a name in it: an error in its functions is shown from its own lines on.
-RUN_NAMES = ("umbel_eval", "umbel_replay")
+RUN_NAMES = {"eval": "umbel_eval", "replay": "umbel_replay"}  # by command
 _MOST_NAMES = 5  # listed where another one was named
 
 
@@ -64,7 +64,7 @@ def is_program(found: Any) -> bool:
 
 
 def named_in_file(
-    given: str, kind: str, fits: Callable[[Any], bool], run_name: str, files: dict[str, dict[str, Any]]
+    given: str, kind: str, fits: Callable[[Any], bool], command: str, files: dict[str, dict[str, Any]]
 ) -> Any:
     """Returns what FILE.py:NAME names. Any: whatever the file has.
 
@@ -72,7 +72,7 @@ def named_in_file(
         given: FILE.py:NAME.
         kind: what it is to be, for messages: "program".
         fits: tells whether an object of the file is of the kind.
-        run_name: the file's __name__, one of `RUN_NAMES`.
+        command: "eval" or "replay".
         files: those that have run, by path: each runs once.
 
     Raises:
@@ -87,7 +87,7 @@ def named_in_file(
         raise ParameterError(f"{shown(given)}: {shown(path)} is not a file; write the path of a Python file")
     if path not in files:
         sys.path.insert(0, str(Path(path).resolve().parent))
-        files[path] = runpy.run_path(path, run_name=run_name)
+        files[path] = runpy.run_path(path, run_name=RUN_NAMES[command])
     found = files[path].get(name)
     if found is None or not fits(found):
         names = [other for other, value in files[path].items() if not other.startswith("_") and fits(value)]

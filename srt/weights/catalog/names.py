@@ -89,8 +89,8 @@ def near_names(name: str, places: ModelPlaces) -> str:
 
 
 def _likeness(name: str, known: str) -> float:
-    """Compares two names: 0 for nothing in common, 1 for equal ones. What an organisation has is told apart by its name
-    alone."""
+    """Compares two names: 0 for nothing in common, 1 for equal ones. Of two models of one organisation it compares what
+    comes after the slash."""
     (organisation, slash, own), (other, _, another) = name.partition("/"), known.partition("/")
     if slash and organisation == other:
         name, known = own, another
