@@ -38,6 +38,7 @@ from ...lang.transport.file_lock import lock_file
 from ..loop import wait_for
 
 FORMAT = 1
+LONGEST_END = 30.0  # seconds that a new run waits for the bodies of stopped runs to return
 _OPENING = b'{"sum":"'
 _SUM_BYTES = 8
 _HEAD = len(_OPENING) + 2 * _SUM_BYTES + 2  # to the first member after the sum
@@ -239,7 +240,7 @@ class JournalFile:
         self.release()
 
     def retain(self, ended: Callable[[], bool] | None = None) -> None:
-        """Adds a user: the file stays open for it. `ended`: of a run, whether it is about to release the file."""
+        """Adds a user: the file stays open for it. `ended`: of a run, whether it will release the file soon."""
         with self._lock:
             self._users += 1
             if ended is not None:
@@ -247,7 +248,7 @@ class JournalFile:
 
     @property
     def closes(self) -> bool:
-        """True if it is written by runs that have ended: it will be closed in a moment."""
+        """True if it is written by runs that have ended or were stopped: it will be closed when their bodies return."""
         with self._lock:
             return all(ended() for ended in self._ends) and self._users <= len(self._ends)
 
@@ -434,6 +435,13 @@ class JournalFile:
                 self.finished.add(line.item)
 
 
+def closing_file(path: str) -> JournalFile | None:
+    """Returns the file that runs of this process still hold at this path, though all of them have ended or were stopped;
+    None where there is none."""
+    mine = _written.get(os.path.realpath(path))
+    return mine if mine is not None and mine.closes else None
+
+
 def written_result(result: Final | Scored) -> msgspec.Raw:
     """Returns a result as JSON; as base64 of msgpack where a number is infinite or none, which JSON cannot say."""
     data = msgspec.json.encode(result)
@@ -465,9 +473,9 @@ def _opened(path: str, *, writes: bool) -> int:
     except OSError as error:
         raise JournalError(f"journal {path!r} cannot be opened: {error.strerror}; write the path of a file") from error
     if writes:
-        mine = _written.get(os.path.realpath(path))
-        if mine is not None and mine.closes:
-            wait_for(mine.closed)
+        ending = closing_file(path)
+        if ending is not None:
+            wait_for(ending.closed, LONGEST_END)
         if not lock_file(opened):
             os.close(opened)
             raise JournalError(

@@ -24,7 +24,7 @@ from ...lang.protocol import Backend
 from ...lang.state import State
 from ..loop import wait_for
 from ..run import Run
-from .file import FORMAT, JournalEnd, JournalFile, JournalHeader, JournalProgram
+from .file import FORMAT, LONGEST_END, JournalEnd, JournalFile, JournalHeader, JournalProgram, closing_file
 from .identity import arguments_of, given_of, json_of
 from .offline import offline
 from .stored import StoredCalls
@@ -148,6 +148,9 @@ class JournalUse:
     @contextlib.asynccontextmanager
     async def kept_async(self, program: Journaled, *, waits: bool) -> AsyncIterator[None]:
         """As `kept`, on the caller's loop."""
+        ending = closing_file(self.path) if self._file is None else None
+        if ending is not None:  # its body may be on this loop
+            await asyncio.to_thread(wait_for, ending.closed, LONGEST_END)
         with self.opened(program) as file:
             yield
         if waits and not self._shared:
@@ -216,7 +219,7 @@ class JournalUse:
             self._run = run
 
         def ended() -> bool:
-            return run.finished
+            return run.finished or (run.reason is not None and not run.is_inside)
 
         file.retain(ended)
         run.when_finished(self._end_of(stored, state, file, ended))

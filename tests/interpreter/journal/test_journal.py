@@ -5,13 +5,16 @@ import json
 import math
 import os
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import umbel as ul
+from umbel.interpreter import loop
 from umbel.interpreter.fakes.openai import FakeOpenAI
+from umbel.interpreter.journal import file as file_module
 from umbel.interpreter.journal import use as use_module
 from umbel.interpreter.journal.file import JournalFile, read_result, written_result
 from umbel.lang.protocol import Completion, Final, FinishReason, Scored, ScoredChoice, TokenLogprob, Usage
@@ -492,6 +495,89 @@ def test_two_runs_cannot_have_one_journal(path: str) -> None:
     gate.open()
     first.sync()
     assert ask.run("Why?", backend=ul.Echo([]), journal=path)["answer"] == first["answer"]
+
+
+def _stopped_in_its_body(path: str, goes_on: threading.Event) -> None:
+    """Leaves a batch while one of its bodies waits for `goes_on`, outside of any call."""
+    begun = threading.Event()
+
+    @ul.function
+    def waits(s, number):
+        s += f"{number}?" + ul.gen("answer", max_tokens=4)
+        if number:
+            begun.set()
+            assert goes_on.wait(60)
+
+    left = waits.run_batch([(0,), (1,)], backend=ul.Echo(), journal=path, generator_style=True, num_threads=2)
+    next(left)
+    assert begun.wait(60)
+    left.close()
+
+
+def test_a_run_waits_for_the_bodies_of_stopped_runs(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = threading.Event()
+
+    def wait_for(event: threading.Event, seconds: float) -> bool:
+        goes_on.set()
+        return loop.wait_for(event, seconds)
+
+    _stopped_in_its_body(path, goes_on)
+    monkeypatch.setattr(file_module, "wait_for", wait_for)
+    with JournalFile(path, writes=True) as file:
+        assert goes_on.is_set()
+        assert len(file.calls) == 2
+
+
+def test_a_body_of_a_stopped_run_that_does_not_return_holds_the_journal(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    _stopped_in_its_body(path, goes_on)
+    monkeypatch.setattr(file_module, "LONGEST_END", 0.0)
+    with pytest.raises(ul.JournalError, match="in use by another run"):
+        ask.run("Why?", backend=ul.Echo(), journal=path)
+    goes_on.set()
+
+
+def test_a_stopped_run_cannot_wait_for_itself(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_module, "wait_for", lambda event, seconds: pytest.fail("the run waits for its own end"))
+
+    @ul.function
+    def again(s):
+        s += ul.user("Why?") + ul.assistant(ul.gen("answer", max_tokens=4))
+        s.cancel()
+        JournalFile(path, writes=True)
+
+    with pytest.raises(ul.JournalError, match="in use by another run"):
+        again.run(backend=ul.Echo(), journal=path)
+
+
+def test_an_awaited_run_waits_while_its_loop_turns(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    @ul.function
+    def program(s):
+        begun.set()
+        assert goes_on.wait(60)
+        s += "Why?" + ul.gen("answer", max_tokens=4)
+
+    async def session() -> str:
+        left = asyncio.create_task(program.run_async(backend=ul.Echo(), journal=path))
+        await asyncio.to_thread(begun.wait)
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        here = asyncio.get_running_loop()
+
+        def wait_for(event: threading.Event, seconds: float) -> bool:
+            here.call_soon_threadsafe(goes_on.set)
+            return loop.wait_for(event, seconds)
+
+        monkeypatch.setattr(use_module, "wait_for", wait_for)
+        state = await program.run_async(backend=ul.Echo(), journal=path)
+        return await state["answer"]
+
+    assert asyncio.run(session())
 
 
 def test_calls_after_the_end_of_a_run_are_refused(path: str) -> None:
