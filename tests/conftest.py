@@ -19,6 +19,7 @@ import gc
 import math
 import os
 import random
+import signal
 import sys
 from collections import defaultdict
 
@@ -41,6 +42,10 @@ if not _gpus():
 
 # Two workers of pytest-xdist share two cores: threads of OpenMP that spin while they wait would starve each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Shells start jobs in the background with Ctrl-C ignored, and Python leaves it so: tests of it would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Reading 550 files of tests makes objects that stay, and collections would take half of its time: see
 # pytest_collection_finish.

@@ -436,8 +436,8 @@ class JournalFile:
 
 
 def closing_file(path: str) -> JournalFile | None:
-    """Returns the file that runs of this process still hold at this path, though all of them have ended or were stopped;
-    None where there is none."""
+    """Returns the file at this path that runs of this process still hold, though all of them have ended or were
+    stopped; None where there is none."""
     mine = _written.get(os.path.realpath(path))
     return mine if mine is not None and mine.closes else None
 

@@ -73,6 +73,7 @@ def test_a_command_line_is_read_without_torch(line: list[str]) -> None:
 
 @pytest.mark.parametrize("name", ["serve", "deploy"])
 def test_a_usage_that_is_written_by_hand_fits_80_columns(name: str) -> None:
+    pytest.importorskip("httptools", reason="the extra umbel[server] is not installed")
     assert len(f"usage: {COMMANDS[name].parser().usage}") <= 80
 
 
