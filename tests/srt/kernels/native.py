@@ -1,5 +1,6 @@
-"""The instruction sets that the kernels' tests run on: all that this machine can execute, emulated tiles included. And
-the teams of threads that must not change a bit of what kernels compute.
+"""The instruction sets that the kernels' tests run on: the widest that this machine executes and the portable one, and
+in nightly runs all that it executes, emulated tiles included. Each is compiled first, in 40 seconds of a core. And the
+teams of threads that must not change a bit of what kernels compute.
 """
 
 import ctypes
@@ -8,7 +9,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import TypeVar
 
-from umbel.srt.kernels.cpu.library import Isa, WrongKernels, cpu_flags, library_path, usable
+import pytest
+from _pytest.mark import ParameterSet
+from hypothesis import settings
+from umbel.srt.kernels.cpu.library import Isa, WrongKernels, choose_isa, cpu_flags, library_path, narrower, usable
 
 BLOCKS_ONLY = Isa.AVX_VNNI  # differs from AVX2 in the products of blocks alone, see test_elsewhere.py
 TEAMS = (1, 2, 3, 8)  # threads, more than this machine may have cores
@@ -17,14 +21,38 @@ WIDE = (Isa.AVX512, Isa.AMX)  # a machine that lists them may still fail their s
 Result = TypeVar("Result")
 
 
-@cache
 def native_isas() -> tuple[Isa, ...]:
+    """Returns those that this run tests."""
+    return _everyday() if settings.get_current_profile_name() != "nightly" else tuple(filter(_works, _known()))
+
+
+def isa_cases() -> list[ParameterSet]:
+    """Returns all as parameters: those of nightly runs are marked so."""
+    everyday, tested = _everyday(), native_isas()
+    others = [isa for isa in _known() if isa not in everyday and (isa in tested or isa not in WIDE)]
+    return [
+        *(pytest.param(isa, id=isa.value) for isa in everyday),
+        *(pytest.param(isa, id=isa.value, marks=pytest.mark.nightly) for isa in others),
+    ]
+
+
+def _known() -> list[Isa]:
     here = cpu_flags()
-    known = [isa for isa in Isa if isa is not BLOCKS_ONLY and usable(isa, here)]
-    return tuple(isa for isa in known if isa not in WIDE or _works(isa))
+    return [isa for isa in Isa if isa is not BLOCKS_ONLY and usable(isa, here)]
 
 
+@cache
+def _everyday() -> tuple[Isa, ...]:
+    widest: Isa | None = choose_isa({})
+    while widest is not None and (widest is BLOCKS_ONLY or not _works(widest)):
+        widest = narrower(widest)
+    return tuple(dict.fromkeys((Isa.PORTABLE, widest or Isa.PORTABLE)))
+
+
+@cache
 def _works(isa: Isa) -> bool:
+    if isa not in WIDE:
+        return True
     try:
         library_path(isa)
     except WrongKernels as error:

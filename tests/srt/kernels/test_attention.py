@@ -27,7 +27,7 @@ from ..attention.batches import (
     sequences,
     with_pictures,
 )
-from .native import TEAMS, native_isas, with_each_team
+from .native import TEAMS, isa_cases, with_each_team
 
 SCALE = 0.2
 TILED = (Isa.AMX, Isa.AMX_EMULATED)  # with a bfloat16 pool, they round queries and weights to bfloat16 as well
@@ -52,7 +52,7 @@ batches = st.one_of(
 )
 
 
-@pytest.fixture(params=native_isas(), ids=lambda isa: isa.value)
+@pytest.fixture(params=isa_cases())
 def isa(request: pytest.FixtureRequest) -> Isa:
     instruction_set: Isa = request.param
     return instruction_set

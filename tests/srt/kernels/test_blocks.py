@@ -22,14 +22,14 @@ from umbel.srt.kernels.cpu.library import Isa, load_library
 from umbel.srt.kernels.cpu.linear import BLOCKS, IntegerRows, PackedMatrix, dequantise
 from umbel.srt.layers.checkpoint import BlockTensor
 
-from .native import native_isas, with_each_team
+from .native import isa_cases, native_isas, with_each_team
 
 FLOATS = ("F32", "F16", "BF16")
 QUANTISED = tuple(kind for kind in BLOCKS if kind not in FLOATS)
 SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))}
 
 
-@pytest.fixture(params=native_isas(), ids=lambda isa: isa.value)
+@pytest.fixture(params=isa_cases())
 def isa(request: pytest.FixtureRequest) -> Isa:
     instruction_set: Isa = request.param
     return instruction_set

@@ -10,7 +10,7 @@ from umbel.srt.kernels.cpu.linear import Format
 from umbel.srt.layers.linear import ACTIVATIONS, RMSNorm
 from umbel.srt.layers.rope import Rope, RopeConfig, RopeType, apply_rope
 
-from .native import native_isas
+from .native import isa_cases
 
 SHAPES = [(1, 640), (3, 48), (7, 33), (33, 640), (70, 2048)]
 EPSILON = 1e-6
@@ -35,7 +35,7 @@ class HeadTurn(ctypes.Structure):
     ]
 
 
-@pytest.fixture(params=native_isas(), ids=lambda isa: isa.value)
+@pytest.fixture(params=isa_cases())
 def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
     loaded = load_library(request.param)
     loaded.umbel_set_threads(2)

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from umbel.lang.errors import ParameterError
 from umbel.srt.core.batch import Allowed, RowNeed, RowRequests
 from umbel.srt.kernels.cpu.head import Head
-from umbel.srt.kernels.cpu.library import Isa, load_library
+from umbel.srt.kernels.cpu.library import Isa, cpu_flags, load_library, usable
 from umbel.srt.kernels.cpu.linear import Format, PackedMatrix
 from umbel.srt.layers.checkpoint import BlockTensor
 from umbel.srt.sampling.sampler import draw_key, gumbel, inverse_temperature
 
-from .native import native_isas, with_each_team
+from .native import isa_cases, native_isas, with_each_team
 
 
 def choose_from_logits(logits: torch.Tensor, row_requests: RowRequests) -> NDArray[np.int32]:
@@ -52,7 +52,7 @@ def _choose_row(logits: NDArray[np.float64], row_requests: RowRequests, row: int
 FORMATS = (Format.F32, Format.BF16, Format.F16, Format.INT8, Format.Q8_0)
 
 
-@pytest.fixture(params=native_isas(), ids=lambda isa: isa.value)
+@pytest.fixture(params=isa_cases())
 def library(request: pytest.FixtureRequest) -> Iterator[ctypes.CDLL]:
     loaded = load_library(request.param)
     loaded.umbel_set_threads(2)
@@ -159,7 +159,8 @@ def test_few_logits_are_computed_exactly(library: ctypes.CDLL) -> None:
     assert 10 <= counters.exact <= counters.candidates < 10 * 1000
 
 
-@pytest.mark.skipif(Isa.AVX2 not in native_isas(), reason="this CPU has no AVX2")
+@pytest.mark.nightly  # it is compiled where the CPU has something wider
+@pytest.mark.skipif(not usable(Isa.AVX2, cpu_flags()), reason="this CPU has no AVX2")
 def test_blocks_of_bytes_are_screened_by_inputs_of_seven_bits() -> None:
     """With AVX2 and nothing wider. A logit costs one row of one panel."""
     head, x = head_of(load_library(Isa.AVX2), normal(20_000, 128), Format.Q8_0), states(10, 128)

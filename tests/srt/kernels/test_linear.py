@@ -14,7 +14,7 @@ from umbel.srt.kernels.cpu.library import Isa, cpu_flags, load_library
 from umbel.srt.kernels.cpu.linear import CODED, CodedRows, Format, PackedMatrix
 from umbel.srt.layers.quantized import Codes, QuantizedTensor
 
-from .native import native_isas, with_each_team
+from .native import isa_cases, native_isas, with_each_team
 
 FLOATS = (Format.F32, Format.BF16, Format.F16)
 DTYPES = {Format.F32: torch.float32, Format.BF16: torch.bfloat16, Format.F16: torch.float16}
@@ -28,7 +28,7 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(params=native_isas(), ids=lambda isa: isa.value)
+@pytest.fixture(params=isa_cases())
 def isa(request: pytest.FixtureRequest) -> Isa:
     instruction_set: Isa = request.param
     return instruction_set
@@ -81,11 +81,11 @@ def test_an_exact_matrix_does_not_round_its_inputs(library: ctypes.CDLL, rows: i
     assert_close(PackedMatrix(library, [weight], exact=True)(x), expected, x, weight.float())
 
 
-@pytest.mark.skipif(not PAIRED, reason="needs AVX512-BF16")
-def test_numbers_that_are_none_reach_the_outputs_of_pairs() -> None:
+@pytest.mark.parametrize("isa", [case for case in isa_cases() if case.values[0] in PAIRED])
+def test_numbers_that_are_none_reach_the_outputs_of_pairs(library: ctypes.CDLL) -> None:
     x = normal(3, 65)
     x[0, 7], x[1, 64] = torch.nan, torch.inf
-    out = PackedMatrix(load_library(Isa.AVX512), [normal(20, 65, seed=1)], Format.BF16)(x)
+    out = PackedMatrix(library, [normal(20, 65, seed=1)], Format.BF16)(x)
     assert bool(out[0].isnan().all())
     assert bool(out[1].isinf().all())
     assert bool(out[2].isfinite().all())

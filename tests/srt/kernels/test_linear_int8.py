@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from umbel.srt.kernels.cpu.library import Isa, load_library
 from umbel.srt.kernels.cpu.linear import Format, PackedMatrix
 
-from .native import native_isas, with_each_team
+from .native import isa_cases, native_isas, with_each_team
 
 LARGEST_INTEGER = 2**31 // (127 * 1024)  # of those that inputs become, so that a block's sum of products fits 32 bits
 ARITHMETIC = 1e-6  # of |x| · |w|: what sums in float32 may lose
@@ -22,7 +22,7 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(params=native_isas(), ids=lambda isa: isa.value)
+@pytest.fixture(params=isa_cases())
 def library(request: pytest.FixtureRequest) -> Iterator[ctypes.CDLL]:
     loaded = load_library(request.param)
     loaded.umbel_set_threads(2)
@@ -81,6 +81,7 @@ def test_weights_are_rounded_to_the_nearest_byte(library: ctypes.CDLL) -> None:
     assert bool(((out - expected).abs() <= 1e-6 * expected.abs()).all())
 
 
+@pytest.mark.nightly  # one of them alone is compiled for the default suite
 def test_vectors_and_tiles_give_the_same_bits() -> None:
     libraries = [load_library(isa) for isa in native_isas() if isa is not Isa.PORTABLE]  # without fused additions
     x, weight = normal(37, 1500), normal(90, 1500, seed=1)

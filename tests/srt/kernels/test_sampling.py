@@ -15,13 +15,13 @@ from umbel.srt.kernels.cpu.head import CpuSampling
 from umbel.srt.kernels.cpu.library import load_library
 from umbel.srt.sampling.sampler import TorchSampling, Wanted, describe
 
-from .native import native_isas, with_each_team
+from .native import isa_cases, with_each_team
 
 VOCABULARIES = [1, 20, 127, 128, 129, 700, 3000, 16_385, 40_000]  # cut blocks, cut chunks, one and several of each
 torch.set_num_threads(1)
 
 
-@pytest.fixture(params=native_isas(), ids=lambda isa: isa.value)
+@pytest.fixture(params=isa_cases())
 def library(request: pytest.FixtureRequest) -> Iterator[ctypes.CDLL]:
     loaded = load_library(request.param)
     loaded.umbel_set_threads(2)

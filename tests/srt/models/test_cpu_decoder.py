@@ -14,7 +14,7 @@ from umbel.srt.models.cpu_decoder import ANGLES_AHEAD, FIRST_ANGLES, Angles
 from umbel.srt.models.families import our_names
 from umbel.srt.runners.cpu_runner import CpuRunner, build_cpu_runner
 
-from ..kernels.native import native_isas, with_each_team
+from ..kernels.native import isa_cases, with_each_team
 from .reference import Piece, Sequences, random_tokens, reference_logits, reference_model, relative_error, tensors_of
 from .test_equality import CASES as FAMILIES
 
@@ -96,7 +96,7 @@ ROUNDED = {
 }
 
 
-@pytest.fixture(params=native_isas(), ids=lambda isa: isa.value)
+@pytest.fixture(params=isa_cases())
 def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
     loaded = load_library(request.param)
     loaded.umbel_set_threads(2)

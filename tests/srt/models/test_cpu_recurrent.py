@@ -15,7 +15,7 @@ from umbel.srt.models.cpu_recurrent import CpuRecurrent
 from umbel.srt.models.decoder_config import DecoderConfig
 from umbel.srt.models.families import read_config
 
-from ..kernels.native import native_isas
+from ..kernels.native import isa_cases
 from .reference import reference_model, tensors_of
 from .test_cpu_decoder import CASES
 
@@ -64,7 +64,7 @@ class Scan:
         return torch.randn(count, self.layer.arguments.first_width, generator=generator)
 
 
-@pytest.mark.parametrize("isa", native_isas(), ids=lambda isa: isa.value)
+@pytest.mark.parametrize("isa", isa_cases())
 @pytest.mark.parametrize("case", KINDS)
 def test_a_sequence_has_the_same_bits_however_it_is_computed(case: str, isa: str) -> None:
     library = load_library(isa)

@@ -17,7 +17,7 @@ from umbel.srt.models.families import read_config
 from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cpu_runner import CpuRunner, build_cpu_runner
 
-from ..kernels.native import native_isas, with_each_team
+from ..kernels.native import isa_cases, with_each_team
 from ..models.reference import Piece, Sequences, random_tokens, reference_model, relative_error, tensors_of
 from .cuda.engines import on_host
 
@@ -125,7 +125,7 @@ def decode(runner: CpuRunner, chosen: Sequence[int], sequences: Sequence[int]) -
     return runner.forward(dataclasses.replace(batch, adapters=adapters)).values.clone()
 
 
-@pytest.mark.parametrize("isa", native_isas(), ids=lambda isa: isa.value)
+@pytest.mark.parametrize("isa", isa_cases())
 @pytest.mark.parametrize(
     ("dtype", "stored"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)], ids=str
 )
