@@ -49,7 +49,11 @@ def main(arguments: Sequence[str]) -> int:
             known = [text for action in made._actions for text in action.option_strings if text.startswith("--")]
             refuse_option(made, argument, known, "write -- before the options of the file")
     if not os.path.isfile(options.file):  # False also for what no file can be called
-        raise ParameterError(f"{shown(str(options.file))} is not a file; write the path of a Python file with programs")
+        file, _, name = str(options.file).rpartition(":")
+        advice = "write the path of a Python file with programs"
+        if os.path.isfile(file):
+            advice = f"umbel run runs all of a file: umbel run {file}, which calls {name} itself"
+        raise ParameterError(f"{shown(str(options.file))} is not a file; {advice}")
     if (backend := chosen_model(options)) is not None:
         set_default_backend(backend)
     sys.argv = [str(options.file), *options.arguments, *rest]

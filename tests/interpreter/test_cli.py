@@ -86,6 +86,17 @@ def test_an_error_of_a_file_is_shown_as_python_shows_it(
     assert "inner" not in source or 'File "FILE", line 3' in said
 
 
+def test_a_program_that_is_named_where_a_file_runs_is_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("")
+    assert main(["run", f"{file}:ask"]) == 1
+    assert f"is not a file; umbel run runs all of a file: umbel run {file}, which calls ask itself" in (
+        capsys.readouterr().err
+    )
+
+
 def test_an_error_of_a_command_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("umbel.interpreter.cli.page_of", lambda command: 1 / 0)
     with pytest.raises(ZeroDivisionError):
