@@ -39,7 +39,7 @@ class Page(HTMLParser):
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONDONTWRITEBYTECODE": ""}
     built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     return folder
@@ -61,6 +61,10 @@ def test_every_link_leads_to_a_place(pages: dict[Path, Page]) -> None:
             if target not in pages or unquote(parts.fragment) not in pages[target].places:
                 dead.append(f"{path.name}: {link}")
     assert dead == []
+
+
+def test_the_site_has_nothing_that_python_reads(site: Path) -> None:
+    assert [path for path in site.rglob("*") if path.suffix.startswith(".py")] == []
 
 
 def test_pages_load_files_of_the_site_alone(pages: dict[Path, Page]) -> None:
