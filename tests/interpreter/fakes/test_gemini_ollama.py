@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import traceback
 import urllib.error
 import urllib.request
@@ -57,7 +58,8 @@ def test_gemini_sees_pictures(spelling: str) -> None:
 
     with FakeGemini(lambda text: ANSWER) as server:
         assert look.run(backend=backend_of("gemini", server))["answer"] == ANSWER
-        body = json.loads(json.dumps(server.requests[0].body).replace('"mime_type"', f'"{spelling}"'))
+        # Versions of Google's client write one or the other.
+        body = json.loads(re.sub('"mime(_t|T)ype"', f'"{spelling}"', json.dumps(server.requests[0].body)))
         assert list(body["contents"][0]["parts"][0]["inlineData"]) == ["data", spelling]
         path = "/v1beta/models/gemini-2.5-flash:generateContent"
         headers = {"x-goog-api-key": server.api_key, "content-type": "application/json"}
