@@ -28,8 +28,8 @@ demo: $(VENV)/demo.stamp
 	@echo "Running examples/judge.py on Gemma 3 270M ..."
 	@$(call watched,$(BIN)/python examples/judge.py,the model is loading)
 
-# Two cores take nine minutes. Processes under test are waited for, so there is one worker more than cores; each needs
-# up to 3 GB, so there are at most four. What loads the machine on purpose comes last, alone.
+# Two idle cores take nine minutes. Processes under test are waited for, so there is one worker more than cores; each
+# needs up to 3 GB, so there are at most four. What loads the machine on purpose comes last, alone.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cores + 1 : 4)))
 test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore=tests/stress
