@@ -161,20 +161,18 @@ class Tally:
     def numbers(self, running: Iterable[Cost] = ()) -> BatchProgress:
         """Returns the numbers now. `running`: what the programs that run have cost so far."""
         self._looked_at = self._clock()
-        costs = [self.cost, *running]
-        usage = sum((cost.usage for cost in costs), Usage())
-        read = sum((cost.read for cost in costs if cost.read.calls), Usage())
-        dollars = [cost.dollars for cost in costs if cost.dollars is not None]
+        others = list(running)
+        cost = sum(others, self.cost)
         return BatchProgress(
             self._total,
             self.done,
             self.failed,
             self.resumed,
             self._looked_at - self._began,
-            usage,
-            sum(dollars) if len(dollars) == len(costs) else None,
-            len(costs) - 1,
-            read,
+            cost.usage,
+            cost.dollars,
+            len(others),
+            cost.read,
         )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.host_work import main
+from benchmarks.overhead.host_work import main
 
 
 def test_a_step_is_timed_with_its_launch_and_its_plan(capsys: pytest.CaptureFixture[str]) -> None:

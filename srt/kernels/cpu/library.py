@@ -383,11 +383,7 @@ def _digest(recipe: Recipe, compiler: str | None = None) -> str:
 
 
 def _build(folder: Path, recipe: Recipe, compiler: str) -> None:
-    print(
-        f"umbel: compiling the {recipe.name} kernels, which compute models; this happens once",
-        file=sys.stderr,
-        flush=True,
-    )
+    print(f"umbel: compiling native code, the {recipe.name} kernels; this happens once", file=sys.stderr, flush=True)
     compile_library(folder / LIBRARY, recipe, compiler)
     _check(recipe, folder / LIBRARY)
     (folder / SEAL).write_bytes(msgspec.json.encode(_seal((folder / LIBRARY).read_bytes())))

@@ -7,10 +7,9 @@ import ctypes
 import warnings
 from collections.abc import Callable
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
-from _pytest.mark import ParameterSet
 from hypothesis import settings
 from umbel.srt.kernels.cpu.library import Isa, WrongKernels, choose_isa, cpu_flags, library_path, narrower, usable
 
@@ -26,7 +25,7 @@ def native_isas() -> tuple[Isa, ...]:
     return _everyday() if settings.get_current_profile_name() != "nightly" else tuple(filter(_works, _known()))
 
 
-def isa_cases() -> list[ParameterSet]:
+def isa_cases() -> list[Any]:  # Any: the class of pytest.param is pytest's own
     """Returns all as parameters: those of nightly runs are marked so."""
     everyday, tested = _everyday(), native_isas()
     others = [isa for isa in _known() if isa not in everyday and (isa in tested or isa not in WIDE)]

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.host_work`: what a decode step on a GPU costs the host, without one.
+"""`python -m benchmarks.overhead.host_work`: what a decode step on a GPU costs the host, without one.
 
 Scheduler and CUDA runner are the real ones; the device does nothing, and its graphs are empty. A step is planned and
 launched while the one before runs, and that one is read and committed. Printed are medians of CPU time, in
@@ -123,7 +123,7 @@ def _timed(method: Callable[..., Any], spent: dict[str, float], name: str) -> Ca
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.host_work", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead.host_work", description=__doc__)
     parser.add_argument("sizes", nargs="*", default=SIZES, metavar="ROWSxKEYS[:SHARED]", help=", ".join(SIZES))
     torch.set_num_threads(1)
     print("| texts x keys, shared | step | launch | plan |\n| --- | ---: | ---: | ---: |")
